@@ -1,0 +1,77 @@
+# `make run` sets everything up and diagnoses the embedded example; `make test` runs all tests; `make check` is what a change must pass.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+# A smaller torch for machines without a GPU: make run TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+CASES ?= ../shared/cases
+
+BIN := $(VENV)/bin
+FRAMEWORKS := .venv-frameworks
+PIP_TORCH := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+
+.PHONY: run setup test check format test-node test-frameworks cases bench build lock clean
+
+run: setup
+	@# The example has bugs planted, so `verify` reports findings with exit code 1.
+	$(BIN)/rltriage verify --example || test $$? -eq 1
+
+setup: $(VENV)/ready
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rltriage needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	$(BIN)/python -m pip install --quiet $(PIP_TORCH) '$(TORCH)'
+	@touch $@
+
+test: setup
+	$(BIN)/python -m pytest -m 'not frameworks'
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/sync_skills.py --check
+	$(BIN)/python -m pytest -q -m 'not node and not frameworks'
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/python scripts/sync_skills.py
+
+test-node: setup
+	$(BIN)/python -m pytest -m node
+
+# The real functions of released frameworks, in an environment of their own: they pin many packages.
+# verl and OpenRLHF come without their dependencies, of which the functions under test need only a few.
+$(FRAMEWORKS)/ready: tests/frameworks/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(FRAMEWORKS)/bin/python -m pip install --quiet $(PIP_TORCH) '$(TORCH)'
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --requirement tests/frameworks/requirements.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps verl==0.9.1 openrlhf==0.11.2
+	@touch $@
+
+test-frameworks: setup $(FRAMEWORKS)/ready
+	RLTRIAGE_FRAMEWORKS_PYTHON=$(CURDIR)/$(FRAMEWORKS)/bin/python $(BIN)/python -m pytest -m frameworks
+
+cases: setup
+	@if [ -f '$(CASES)/score.py' ]; then \
+	    $(BIN)/python scripts/score_cases.py '$(CASES)' --rltriage '$(CURDIR)/$(BIN)/rltriage'; \
+	else echo "no cases at $(CASES): nothing scored (set CASES=DIR)"; fi
+
+bench: setup
+	$(BIN)/python scripts/bench.py
+
+build: setup
+	$(BIN)/python -m build --no-isolation
+
+lock:
+	uv lock
+
+clean:
+	rm -rf dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis

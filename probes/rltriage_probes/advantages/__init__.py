@@ -1,0 +1,1 @@
+"""Roles of the advantages stage, one a file."""

@@ -1,0 +1,575 @@
+"""Advantages from outcome rewards: a baseline and a scale, over the samples of each prompt.
+
+    A_i = (r_i - mean(r_group)) / (std(r_group) + eps)
+
+GRPO: Shao et al. 2024, section 4.1.2 (arXiv:2402.03300). Without the division: Dr. GRPO, Liu et al. 2025
+(arXiv:2503.20783). Leave-one-out baseline: RLOO, Ahmadian et al. 2024 (arXiv:2402.14740).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rltriage_probes import probing, solver
+from rltriage_probes.advantages import claims
+from rltriage_probes.contract import Agrees, Check, Named, Number
+from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
+from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
+
+ASKS = "which baseline and scale turns the rewards into these advantages?"
+GROUPED = frozenset({"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"})
+"""Algorithms whose baseline is the prompt's own group."""
+EPS_USUAL = (1e-4, 1e-6, 1e-8, 1e-5, 1e-9, 0.0)
+EPS_SUSPECT = 1e-3
+EPS_WRONG = 1e-2
+"""Sources of the usual range: 1e-4 TRL, 1e-5 AReaL, 1e-6 verl, 1e-8 open-instruct, 1e-9 OpenRLHF."""
+
+# Pitfalls
+
+EPSILON = Pitfall(id="ADV-EPSILON", family="epsilon", says="adds a constant to the std that dwarfs it")
+NO_EPSILON = Pitfall(
+    id="ADV-NO-EPSILON", family="degenerate-group", says="divides by a std of 0 when all rewards of a group are equal"
+)
+SIGN = Pitfall(id="ADV-SIGN", family="sign", says="takes the reward from the baseline instead of the baseline from it")
+NO_BASELINE = Pitfall(
+    id="ADV-NO-GROUP", family="grouping", says="gives every sample a group of its own, so nothing is subtracted"
+)
+BATCH_BASELINE = Pitfall(
+    id="ADV-BATCH-BASELINE", family="grouping", says="compares a sample with the whole batch instead of its own prompt"
+)
+INTERLEAVED = Pitfall(
+    id="ADV-INTERLEAVED", family="grouping", says="groups samples of different prompts as if prompts alternated"
+)
+AXIS = Pitfall(
+    id="ADV-AXIS", family="axis", says="takes the statistics across prompts instead of across the samples of a prompt"
+)
+RESHAPED = Pitfall(
+    id="ADV-RESHAPE", family="grouping", says="cuts the batch into blocks of the number of prompts, not the group size"
+)
+TILED = Pitfall(
+    id="ADV-TILED", family="grouping", says="repeats the group statistics end to end, so they meet other groups"
+)
+VARIANCE = Pitfall(
+    id="ADV-VARIANCE", family="normalisation", says="divides by the variance instead of the standard deviation"
+)
+UNEVEN = Pitfall(
+    id="ADV-UNEVEN-GROUPS", family="grouping", says="falls back to the whole batch when groups have unequal sizes"
+)
+SINGLETON = Pitfall(
+    id="ADV-SINGLETON-NAN", family="degenerate-group", says="gives NaN for a prompt with one sample left"
+)
+UNMASKED_SCORE = Pitfall(
+    id="ADV-SCORE-UNMASKED", family="mask-missing", says="adds up token rewards on positions that the mask excludes"
+)
+STEP_MASK = Pitfall(
+    id="ADV-STEP-MASK", family="mask-leak", says="copies the last turn's masked row onto the other turns"
+)
+IDS_IGNORED = Pitfall(
+    id="ADV-IDS-IGNORED", family="grouping", says="ignores the group ids and takes neighbours for a group"
+)
+NOT_MONOTONE = Pitfall(
+    id="ADV-ORDER", family="baseline", says="gives a better sample of a group a lower advantage than a worse one"
+)
+
+# Axes
+
+
+def axes(subject: Subject) -> tuple[Axis, ...]:
+    """The axes as they concern this function under the declared intent."""
+    grouped = str(subject.intent.get("algorithm", "")).lower() in GROUPED
+    return tuple(probing.keep(a, subject) for a in (*_statistics(grouped), *_bookkeeping()))
+
+
+def _baselined(options: Mapping[str, str]) -> bool:
+    return options["groups"] != "single"
+
+
+def _statistics(grouped: bool) -> tuple[Axis, ...]:
+    return (
+        Axis(
+            name="groups",
+            options=(
+                Option(name="own", standing="standard", says="group statistics"),
+                probing.wrong_here(
+                    Option(name="batch", says="statistics of the whole batch", source="OpenRLHF flash_reinforce"),
+                    BATCH_BASELINE, grouped,
+                ),
+                probing.wrong_here(
+                    Option(name="single", says="no baseline", source="REINFORCE; NeMo-RL raw rewards"),
+                    NO_BASELINE, grouped,
+                ),
+                probing.as_pitfall("alternating", INTERLEAVED),
+                probing.as_pitfall("across", AXIS),
+                probing.as_pitfall("blocks", RESHAPED),
+            ),
+        ),
+        Axis(
+            name="repeat",
+            options=(Option(name="own", standing="standard"), probing.as_pitfall("tiled", TILED)),
+            when=lambda o: o["groups"] == "own" and o["baseline"] == "mean",
+        ),
+        Axis(
+            name="baseline",
+            when=_baselined,
+            options=(
+                Option(name="mean", standing="standard", says="mean baseline"),
+                Option(name="loo", says="leave-one-out baseline", source="RLOO, arXiv:2402.14740"),
+                Option(name="median", says="median baseline"),
+            ),
+        ),
+        Axis(
+            name="scale",
+            when=_baselined,
+            options=(
+                Option(name="std1", standing="standard", says="std ddof=1"),
+                Option(name="none", says="no division by the std", source="Dr. GRPO, arXiv:2503.20783"),
+                Option(name="std0", says="std ddof=0", source="open-instruct, rllm, GRPO-Zero"),
+                Option(name="batch1", says="std of the batch, ddof=1", source="TRL scale_rewards=batch"),
+                Option(name="batch0", says="std of the batch, ddof=0", source="AReaL std_level=batch"),
+                Option(name="loo", says="leave-one-out std", source="NeMo-RL"),
+                Option(name="mean", says="divided by the group mean", source="MaxRL; SkyRL"),
+                probing.as_pitfall("variance", VARIANCE),
+            ),
+        ),
+        Axis(
+            name="guard",
+            when=lambda o: _baselined(o) and o["scale"] not in ("none", "mean"),
+            options=(
+                Option(name="add", standing="standard", says="std + eps"),
+                Option(name="inside", says="sqrt(var + eps)", source="whiten in verl, torchtune"),
+                Option(name="clamp", says="max(std, eps)"),
+                Option(name="where", says="divided only where std > 0", source="NeMo-RL"),
+            ),
+        ),
+        Axis(name="sign", options=(Option(name="plus", standing="standard"), probing.as_pitfall("minus", SIGN))),
+        Axis(
+            name="after",
+            options=(
+                Option(name="none", standing="standard"),
+                Option(name="whiten1", says="whitened over the batch, ddof=1", source="REINFORCE++-baseline"),
+                Option(name="whiten0", says="whitened over the batch, ddof=0", source="OpenRLHF, rllm"),
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _bookkeeping() -> tuple[Axis, ...]:
+    return (
+        Axis(
+            name="score",
+            options=(
+                Option(name="masked", standing="standard"),
+                probing.as_pitfall("unmasked", UNMASKED_SCORE),
+            ),
+            needs=("token_rewards", "completion_mask"),
+        ),
+        Axis(
+            name="spread",
+            options=(
+                Option(name="own", standing="standard"),
+                Option(name="everywhere", says="untrained positions carry the advantage too"),
+                probing.as_pitfall("last", STEP_MASK),
+            ),
+            needs=("is_last_step", "completion_mask"),
+        ),
+    )
+
+
+UNEVEN_AXIS = Axis(
+    name="uneven",
+    options=(
+        Option(name="own", standing="standard"),
+        probing.as_pitfall("batch", UNEVEN),
+    ),
+)
+SINGLE_AXIS = Axis(
+    name="single",
+    options=(
+        Option(name="zero", standing="standard", says="a lone sample gets 0", source="TRL, SkyRL rloo, NeMo-RL"),
+        Option(name="reward", says="a lone sample keeps its reward", source="verl grpo and rloo"),
+        probing.as_pitfall("nan", SINGLETON),
+    ),
+)
+
+# Cases
+
+
+def example(intent: Mapping[str, Any]) -> Case:
+    """Even groups, all of them with a signal."""
+    return _case("even groups", intent, constant=False)
+
+
+def cases(intent: Mapping[str, Any]) -> tuple[Case, ...]:
+    """Binary, wide, narrow and (second case) constant groups; more prompts than samples of a prompt."""
+    return (example(intent), _case("one constant group", intent, constant=True))
+
+
+def _sizes(intent: Mapping[str, Any]) -> tuple[int, int]:
+    size = intent.get("group_size")
+    group = size if isinstance(size, int) and size >= 2 else 4
+    return (5 if group != 5 else 7), group
+
+
+def _case(name: str, intent: Mapping[str, Any], *, constant: bool) -> Case:
+    prompts, group = _sizes(intent)
+    g = probing.generator(name)
+    rows = [torch.rand(group, generator=g, dtype=torch.float64) for _ in range(prompts)]
+    rows[0] = torch.zeros(group, dtype=torch.float64)
+    rows[0][1] = 1.0
+    rows[1] = rows[1] * 6 - 2
+    rows[2] = 0.5 + 0.004 * rows[2]
+    if constant:
+        rows[3] = torch.full((group,), 0.5, dtype=torch.float64)
+    return _filled(name, torch.cat(rows).float(), torch.arange(prompts).repeat_interleave(group), group)
+
+
+def _filled(name: str, rewards: Tensor, ids: Tensor, group: int) -> Case:
+    """The inputs that go with these rewards: mask with junk behind it, token rewards, turns."""
+    n, width = rewards.numel(), 6
+    lengths = torch.arange(n) * 3 % (width - 1) + 1
+    mask = (torch.arange(width)[None] < lengths[:, None]).float()
+    mask[lengths == width - 1, 2] = 0.0
+    token_rewards = torch.zeros(n, width)
+    token_rewards[torch.arange(n), lengths - 1] = rewards
+    token_rewards[mask == 0] = 3.0
+    return Case(
+        name=name,
+        inputs={
+            "rewards": rewards, "group_ids": ids, "group_size": group, "completion_mask": mask,
+            "attention_mask": mask.long(), "token_rewards": token_rewards, "lengths": lengths,
+            "prompts": [f"prompt {int(i)}" for i in ids], "token_ids": ids[:, None].expand(n, width).contiguous(),
+            "is_last_step": torch.ones(n, dtype=torch.bool), "trajectory_ids": torch.arange(n),
+        },
+    )  # fmt: skip
+
+
+def _turns(intent: Mapping[str, Any]) -> Case:
+    """Every second trajectory has an earlier turn, which has another mask than the last one."""
+    base = _case("turns", intent, constant=False)
+    rewards, ids, group = base.inputs["rewards"], base.inputs["group_ids"], base.inputs["group_size"]
+    order: list[int] = []
+    last: list[bool] = []
+    for i in range(rewards.numel()):
+        order += [i, i] if i % 2 else [i]
+        last += [False, True] if i % 2 else [True]
+    picked, is_last = torch.tensor(order), torch.tensor(last)
+    case = _filled("turns", torch.where(is_last, rewards[picked], torch.zeros(())), ids[picked], group)
+    return Case(name="turns", inputs={**case.inputs, "is_last_step": is_last, "trajectory_ids": picked})
+
+
+def _uneven(intent: Mapping[str, Any], *, lone: bool) -> Case:
+    """The even case after some samples were dropped; with `lone`, one prompt keeps a single sample."""
+    base = _case("uneven", intent, constant=False)
+    _, group = _sizes(intent)
+    keep = torch.ones(base.inputs["rewards"].numel(), dtype=torch.bool)
+    if group > 2:
+        keep[1], keep[group * 2] = False, False
+    else:
+        keep[:group] = False
+    if lone:
+        keep[-group:-1] = False
+    name = "a lone sample" if lone else "uneven groups"
+    return _filled(name, base.inputs["rewards"][keep], base.inputs["group_ids"][keep], group)
+
+
+# Reference
+
+
+def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
+    """The advantages of one case, [N] or [N, T] as the user's function gave them."""
+    scores, index = _scores(s, options)
+    per_row = _advantages(scores, index, s, options, knobs)
+    return Result(value=_laid_out(per_row, s, options))
+
+
+def _scores(s: Seen, options: Options) -> tuple[Tensor, Tensor]:
+    """Outcome of every scored row, and that row's number."""
+    token_rewards = s.inputs["token_rewards"]
+    mask = s.inputs["completion_mask"]
+    assert isinstance(token_rewards, Tensor) and isinstance(mask, Tensor)
+    if s.cache.get("from_tokens") is not None:
+        rewards = token_rewards.sum(-1) if options.get("score") == "unmasked" else (token_rewards * mask).sum(-1)
+    else:
+        got = s.inputs["rewards"]
+        assert isinstance(got, Tensor)
+        rewards = got
+    last = s.inputs["is_last_step"]
+    assert isinstance(last, Tensor)
+    index = last.nonzero().flatten() if s.cache.get("turns") is not None else torch.arange(rewards.numel())
+    return rewards[index], index
+
+
+def _group_of(s: Seen, index: Tensor, choice: str) -> Tensor:
+    """Group number of every scored row under an option of the axis `groups`."""
+    ids = s.inputs["group_ids"]
+    assert isinstance(ids, Tensor)
+    own = ids[index]
+    n = own.numel()
+    size = int(s.inputs["group_size"])  # type: ignore[call-overload]
+    prompts = max(n // size, 1)
+    position = torch.arange(n)
+    return {
+        "own": own, "batch": torch.zeros_like(own), "single": position, "alternating": position % prompts,
+        "across": position % size, "blocks": position // prompts,
+    }[choice]  # fmt: skip
+
+
+def _advantages(r: Tensor, index: Tensor, s: Seen, options: Options, knobs: Knobs) -> Tensor:
+    choice, uneven = options["groups"], options.get("uneven")
+    if choice == "single":
+        centred = r
+    else:
+        key = (choice, uneven, options["repeat"], options.get("score"))
+        stats = _statistics_of(r, lambda: _group_of(s, index, "batch" if uneven == "batch" else choice), s, key)
+        centred = _scaled(r, stats, s, key, options, knobs)
+    if options["sign"] == "minus":
+        centred = -centred
+    if options["after"] != "none":
+        var = centred.var(correction=1 if options["after"] == "whiten1" else 0)
+        centred = (centred - centred.mean()) * torch.rsqrt(var + 1e-8)
+    return centred
+
+
+class _Stats(NamedTuple):
+    """Statistics of the group that each row is compared with, by row [N]."""
+
+    mean: Tensor
+    square: Tensor
+    """Sum of squared deviations."""
+    count: Tensor
+    deviation: Tensor
+    median: Tensor
+
+
+def _statistics_of(r: Tensor, groups: Callable[[], Tensor], s: Seen, key: tuple[object, ...]) -> _Stats:
+    def compute() -> Tensor:
+        return torch.stack(_stats(r, groups(), tiled=key[2] == "tiled"))
+
+    return _Stats(*s.remember(("stats", *key), compute))
+
+
+def _stats(r: Tensor, groups: Tensor, *, tiled: bool) -> _Stats:
+    onehot = torch.nn.functional.one_hot(groups.unique(return_inverse=True)[1]).to(r.dtype)
+    n = onehot.sum(0)
+    mean = (onehot.T @ r) / n
+    deviation = r - onehot @ mean
+    square = onehot.T @ deviation.square()
+    median = torch.stack([r[groups == k].median() for k in groups.unique()])
+    if tiled:
+        spread = lambda stat: stat.repeat(-(-r.numel() // n.numel()))[: r.numel()]  # noqa: E731
+    else:
+        spread = lambda stat: onehot @ stat  # noqa: E731
+    return _Stats(spread(mean), spread(square), spread(n), deviation, spread(median))
+
+
+def _scaled(
+    r: Tensor, stats: _Stats, s: Seen, key: tuple[object, ...], options: Options, knobs: Knobs
+) -> Tensor:
+    baseline, scale, guard, eps = options["baseline"], options["scale"], options["guard"], knobs.get("eps", 0.0)
+    centred = s.remember(("centred", baseline, *key), lambda: _centred(r, stats, baseline))
+    if scale == "none":
+        out = centred
+    elif scale == "mean":
+        out = centred / (stats.mean + eps)
+    else:
+        var = s.remember(("var", scale, *key), lambda: _variance(r, stats, scale))
+        spread = var if scale == "variance" or guard == "inside" else s.remember(("std", scale, *key), var.sqrt)
+        out = _divided(centred, spread, guard, eps)
+    single = options.get("single")
+    if single is None:
+        return out
+    return torch.where(stats.count == 1, {"zero": r * 0, "reward": r, "nan": r * torch.nan}[single], out)
+
+
+def _centred(r: Tensor, stats: _Stats, baseline: str) -> Tensor:
+    centred = r - (stats.median if baseline == "median" else stats.mean)
+    return centred * stats.count / (stats.count - 1) if baseline == "loo" else centred
+
+
+def _variance(r: Tensor, stats: _Stats, scale: str) -> Tensor:
+    if scale in ("batch1", "batch0"):
+        return r.var(correction=1 if scale == "batch1" else 0).expand_as(r)
+    if scale == "loo":
+        rest = stats.square - stats.deviation.square() * stats.count / (stats.count - 1)
+        return (rest / (stats.count - 2)).clamp(min=0)
+    return stats.square / (stats.count if scale == "std0" else stats.count - 1)
+
+
+def _divided(centred: Tensor, spread: Tensor, guard: str, eps: float) -> Tensor:
+    if guard == "inside":
+        return centred * torch.rsqrt(spread + eps)
+    if guard == "add":
+        return centred / (spread + eps)
+    if guard == "clamp":
+        return centred / spread.clamp(min=eps)
+    return torch.where(spread > 0, centred / (spread + eps), centred)
+
+
+def _laid_out(per_row: Tensor, s: Seen, options: Options) -> Tensor:
+    mask = s.inputs["completion_mask"]
+    assert isinstance(mask, Tensor)
+    rows = per_row
+    if s.cache.get("turns") is not None:
+        last = s.inputs["is_last_step"].nonzero().flatten()  # type: ignore[attr-defined]
+        trajectory = s.inputs["trajectory_ids"]
+        assert isinstance(trajectory, Tensor)
+        of = {int(trajectory[row]): k for k, row in enumerate(last.tolist())}
+        source = torch.tensor([of[int(t)] for t in trajectory])
+        rows = per_row[source]
+        if options.get("spread") == "last" and s.value.dim() == 2:
+            return rows[:, None] * mask[last][source]
+        if options.get("spread") == "own" and s.value.dim() == 2:
+            return rows[:, None] * mask
+    return rows if s.value.dim() == 1 else rows[:, None].expand_as(s.value)
+
+
+# The probe
+
+
+def run(subject: Subject) -> Iterator[Check]:
+    """Even groups first; then what only this function's inputs make possible."""
+    base = axes(subject)
+    try:
+        observed = [_observed(subject, c) for c in cases(subject.intent)]
+    except CallFailed as e:
+        yield probing.raised("advantages.formula", ASKS, "even groups", e)
+        return
+    if "is_last_step" in subject.bound.names:
+        try:
+            observed.append(_observed(subject, _turns(subject.intent)))
+        except CallFailed as e:
+            yield probing.raised("advantages.turns", "does every turn get its trajectory's advantage?", "turns", e)
+    knobs = (
+        probing.knob(
+            subject, "eps", ("eps",), EPS_USUAL, fit=(1e-10, 1e5), within=(0.0, 1e6),
+            active=lambda o: o["groups"] != "single" and o["scale"] != "none",
+        ),
+    )  # fmt: skip
+    best = solver.solve(observed, reference, base, knobs)
+    yield _formula_check(observed, base, best)
+    if best is None:
+        yield from claims.ordering(subject, observed[0], NOT_MONOTONE, SIGN)
+    else:
+        yield from _uneven_checks(subject, base, best)
+        yield from claims.shuffled(subject, observed[0], IDS_IGNORED)
+    yield from claims.unscored(subject, cases(subject.intent)[0])
+    yield from claims.rejected(subject, cases(subject.intent)[0])
+
+
+def _observed(subject: Subject, case: Case) -> Seen:
+    s = probing.observe(subject, case)
+    names = subject.bound.names
+    if "token_rewards" in names and "rewards" not in names:
+        s.cache["from_tokens"] = torch.ones(())
+    if "is_last_step" in names:
+        s.cache["turns"] = torch.ones(())
+    if s.value.dim() == 2 and "completion_mask" in names and "is_last_step" not in names:
+        s.where = case.inputs["completion_mask"] > 0
+    s.cache["conditioning"] = _conditioning(s)
+    return s
+
+
+def _conditioning(s: Seen) -> Tensor:
+    """Error of the plain formula when it is evaluated in float32: what no float32 code can avoid."""
+    rewards = s.inputs["rewards"]
+    ids = s.inputs["group_ids"]
+    assert isinstance(rewards, Tensor) and isinstance(ids, Tensor)
+
+    def plain(r: Tensor) -> Tensor:
+        stats = _stats(r, ids, tiled=False)
+        return (r - stats.mean) / ((stats.square / (stats.count - 1)).sqrt() + 1e-8)
+
+    error = float((plain(rewards) - plain(rewards.float()).double()).abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return torch.full((), error, dtype=torch.float64)
+
+
+def _formula_check(observed: list[Seen], base: tuple[Axis, ...], best: Solution | None) -> Check:
+    probe = "advantages.formula"
+    if best is None:
+        nearest = {a.name: a.options[0].name for a in base}
+        found = probing.distance(observed, reference, nearest, {"eps": 1e-6})
+        says = "no known baseline and scale gives these advantages"
+        return Check(probe=probe, asks=ASKS, outcome=probing.diverges(says, found))
+    convention = solver.convention(base, best)
+    named = list(solver.named(best.pitfalls, _numbers(observed[0])))
+    named += _eps_named(observed[0], best)
+    if named:
+        found = probing.distance(observed, reference, probing.right_twin(base, best), {**best.knobs, "eps": 1e-6})
+        outcome = probing.known_bug(named, convention, found)
+        return Check(probe=probe, asks=ASKS, outcome=outcome)
+    return Check(probe=probe, asks=ASKS, outcome=Agrees(convention=convention))
+
+
+def _numbers(s: Seen) -> dict[str, Number]:
+    finite = s.value[s.value.isfinite()]
+    return {"largest |A|": float(finite.abs().max()) if finite.numel() else "nan"}
+
+
+def _eps_named(s: Seen, best: Solution) -> list[Named]:
+    """An eps out of range is a pitfall however it got there: a constant, a default, a setting."""
+    eps = best.knobs.get("eps")
+    if eps is None or best.options["scale"] == "mean":
+        return []
+    if eps == 0.0 and best.options["guard"] in ("add", "inside"):
+        return [Named(pitfall=NO_EPSILON.id, family=NO_EPSILON.family, says=NO_EPSILON.says, numbers={"eps": 0.0})]
+    effective = eps**0.5 if best.options["guard"] == "inside" else eps
+    if effective <= EPS_WRONG:
+        return []
+    rewards, ids = s.inputs["rewards"], s.inputs["group_ids"]
+    assert isinstance(rewards, Tensor) and isinstance(ids, Tensor)
+    std = float(rewards[ids == ids[0]].std())
+    says = (
+        f"adds {eps:.4g} to a group's std (1e-9 to 1e-3 is usual), so that the advantages of a group "
+        f"with std {std:.3g} come out {(std + effective) / std:.4g} times too small"
+    )
+    return [Named(pitfall=EPSILON.id, family=EPSILON.family, says=says, numbers={"eps": eps, "group std": std})]
+
+
+def _uneven_checks(subject: Subject, base: tuple[Axis, ...], best: Solution) -> Iterator[Check]:
+    """Groups of unequal size and a lone sample, where the function is told which sample is whose."""
+    if "group_ids" not in subject.bound.names or best.options["groups"] != "own" or best.pitfalls:
+        return
+    for lone, probe in ((False, "advantages.uneven-groups"), (True, "advantages.lone-sample")):
+        asks = "are the statistics still those of the prompt's own group?"
+        case = _uneven(subject.intent, lone=lone)
+        try:
+            s = _observed(subject, case)
+        except CallFailed:
+            continue  # A function may require full groups; the rollout code then has to guarantee them.
+        fixed = tuple(Axis(name=a.name, options=(solver.option_of(a, best.options[a.name]),)) for a in base)
+        extra = (UNEVEN_AXIS, SINGLE_AXIS) if lone else (UNEVEN_AXIS,)
+        knobs = tuple(Knob(name=k, values=(v,), known=True) for k, v in best.knobs.items())
+        found = solver.solve([s], reference, (*fixed, *extra), knobs, max_pitfalls=1)
+        if found is not None and found.pitfalls:
+            gap = probing.distance([s], reference, {**found.options, "uneven": "own", "single": "zero"}, best.knobs)
+            named = solver.named(found.pitfalls, {})
+            hard = found.pitfalls[0].pitfall is not SINGLETON
+            outcome = probing.known_bug(named, solver.convention(extra, found), gap, "hard" if hard else "soft")
+            yield Check(probe=probe, asks=asks, outcome=outcome)
+        elif found is not None:
+            says = ", ".join(c.says for c in solver.convention(extra, found, {}).choices) or "own group statistics"
+            yield probing.holds(probe, asks, says)
+
+
+ROLE = Role(
+    name="advantages",
+    stage="advantages",
+    asks="rewards of the samples of several prompts -> advantages [N] or [N, T]",
+    takes=(
+        "rewards", "token_rewards", "group_ids", "group_size", "completion_mask", "attention_mask", "prompts",
+        "token_ids", "lengths", "is_last_step", "trajectory_ids", "eps", "scale_rewards", "gamma",
+    ),
+    needs=(("rewards", "token_rewards"),),
+    returns="per sample",
+    example=example,
+    run=run,
+    pitfalls=(
+        EPSILON, NO_EPSILON, SIGN, NO_BASELINE, BATCH_BASELINE, INTERLEAVED, AXIS, RESHAPED, TILED, VARIANCE,
+        UNEVEN, SINGLETON, UNMASKED_SCORE, STEP_MASK, IDS_IGNORED, NOT_MONOTONE,
+        claims.ABSTAINED, claims.REJECTED,
+    ),
+)  # fmt: skip

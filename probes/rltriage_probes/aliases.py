@@ -1,0 +1,500 @@
+"""What users call things: the one table from spellings to words of the vocabulary.
+
+`resolve` reads a parameter's name in the context of a role, because the same name means different
+things in different functions (`index` selects tokens in a log-prob function and groups in an
+advantage function). Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+_SPELLINGS: dict[str, str] = {
+    "logits": (
+        "logits pred_logits next_token_logits logits_rmpad vocab_parallel_logits policy_logits shifted_logits "
+        "shift_logits lm_logits output_logits model_logits query_response_logits raw_logits"
+    ),
+    "token_ids": (
+        "token_ids input_ids completion_ids ids tokens target_ids target_tokens selected_token_ids response_ids responses "
+        "completion_tokens response_tokens generated_ids generated_tokens output_ids output_tokens sequences sequence_ids sequence query_responses "
+        "input_tokens targets target shift_labels labels label index indices actions action sampled_ids chosen_ids "
+        "completion_input_ids completions completion response gen_ids seqs"
+    ),
+    "labels": "labels label_ids",
+    "attention_mask": "attention_mask attn_mask full_attention_mask input_mask attention_masks",
+    "completion_mask": (
+        "completion_mask response_mask loss_mask action_mask mask masks token_mask valid_mask assistant_mask "
+        "assistant_masks tool_mask row_mask response_masks loss_masks answer_mask train_mask completion_masks "
+        "action_masks padding_mask padding_masks pad_mask gen_mask generated_mask output_mask weight_mask"
+    ),
+    "prompt_length": "prompt_length prompt_len input_len prompt_size query_length context_length prompt_width num_prompt_tokens "
+    "input_length start_idx prompt_lens",
+    "completion_length": (
+        "completion_length logits_to_keep num_logits_to_keep response_length response_len num_actions completion_len "
+        "num_completion_tokens gen_length gen_len num_response_tokens"
+    ),
+    "lengths": "lengths seq_lens seq_lengths sequence_lengths completion_lengths response_lengths seqlens lens valid_lengths",
+    "cu_seqlens": "cu_seqlens cu_seq_lens cu_seqlens_q cu_seq_lens_q seq_offsets offsets cumulative_lengths",
+    "logprobs": (
+        "logprobs log_probs log_prob per_token_logps logps logprob logp train_log_probs next_token_logprobs "
+        "token_logprobs training_logprobs new trainer_logprobs new_logprobs policy_per_token_logps pi_logprobs "
+        "logprobs_new new_logps policy_logprobs curr_logprobs current_logprobs cur_logps action_log_probs target_logprobs"
+    ),
+    "old_logprobs": (
+        "old_logprobs old_log_probs old_log_prob old_logp old_per_token_logps old_logps prev_logprobs old "
+        "old_policy_per_token_logps prox_logp log_probs_old proximal_logprobs logprobs_old pi_old_logprobs "
+        "old_action_log_probs previous_logprobs"
+    ),
+    "ref_logprobs": (
+        "ref_logprobs ref_log_probs ref_log_prob ref_logp log_probs_base ref_per_token_logps ref log_probs_ref "
+        "reference_logprobs ref_logps logprobs_reference ref_logprob reference_policy_logprobs reference_log_probs "
+        "base_logprobs ref_policy_logprobs"
+    ),
+    "rollout_logprobs": (
+        "rollout_logprobs rollout_log_probs sampling_per_token_logps sampling_logprobs rollout_log_prob "
+        "generation_logprobs sampling_logps vllm_logprobs gen_logps infer_logprobs inference_logprobs sampler_logprobs "
+        "generator_logprobs behavior_logprobs behaviour_logprobs engine_logprobs"
+    ),
+    "ratio": "ratio ratios importance_ratio importance_weights is_ratio rho coef_1 prob_ratio",
+    "log_ratio": "log_ratio log_ratios logratio negative_approx_kl log_importance_weights logratios",
+    "negative_log_ratio": "ppo_kl negative_log_ratio",
+    "entropies": "entropies entropy per_token_entropy token_entropies",
+    "advantages": "advantages advantage advs adv masked_advantages raw_advantages advantage_values",
+    "rewards": (
+        "rewards reward scores score r rewards_list group_rewards raw_rewards rewards_per_func rm_scores reward_scores "
+        "reward_score total_reward total_rewards sequence_rewards response_level_rewards outcome_rewards terminal_rewards "
+        "rewards_per_group step_rewards final_rewards binary_rewards sample_rewards outcomes returns_per_sample seq_rewards"
+    ),
+    "token_rewards": "token_level_rewards token_rewards token_level_scores per_token_rewards dense_rewards rewards_per_token",
+    "group_ids": (
+        "group_ids group_id uids uid index indices group_idx group_index group_indices group groups prompt_ids "
+        "prompt_id prompt_uids prompt_index prompt_indices problem_ids question_ids prompts prompt_idx group_labels "
+        "traj_uuids group_keys example_ids"
+    ),
+    "is_last_step": "is_last_step is_last last_step is_last_turn last_turn",
+    "trajectory_ids": "trajectory_ids trajectory_id traj_ids traj_id episode_ids",
+    "values": "values value vpreds old_values value_preds critic_values",
+    "old_values": "old_values values_old old_value phi_old_values",
+    "returns": "returns target_value target_values value_targets",
+    "group_size": (
+        "group_size num_generations n_samples_per_prompt num_samples_per_prompt n_samples num_samples samples_per_prompt "
+        "n_sample rollout_n k n g num_return_sequences num_generations_per_prompt num_samples_per_prompt_rollout "
+        "num_answer_per_question generations_per_sample num_completions completions_per_prompt num_return_sequences_in_group "
+        "rollouts_per_prompt group_n num_rollouts generations_per_prompt num_answers_per_question rollouts_per_example"
+    ),
+    "gamma": "gamma discount discount_factor gae_gamma",
+    "lam": "lam lambd lmbda gae_lambda lambda_",
+    "clip_low": (
+        "clip_low epsilon_low eps_low clip_ratio_low eps_clip_low cliprange_low clip_eps_low clip_eps_lo ratio_clip_min "
+        "pg_clip_low clip_lower clip_range_low clip_epsilon_low cispo_eps_clip_low clip_coef_low"
+    ),
+    "clip_high": (
+        "clip_high epsilon_high eps_high clip_ratio_high eps_clip_high eps_clip_higher cliprange_high clip_eps_high "
+        "clip_eps_hi ratio_clip_max pg_clip_high clip_higher clip_range_high clip_epsilon_high cispo_eps_clip_high clip_coef_high"
+    ),
+    "clip": (
+        "clip epsilon eps_clip clip_ratio clip_param clip_eps cliprange clip_range clip_epsilon pg_clip ppo_clip "
+        "clip_coef eps ppo_epsilon clip_coeff policy_clip ratio_clip"
+    ),
+    "dual_clip": "dual_clip clip_ratio_c eps_clip_c c_clip delta ratio_clip_c epsilon_c clip_c",
+    "clip_value": "clip_value cliprange_value value_clip clip_range_value value_eps_clip",
+    "beta": (
+        "beta kl_coef kl_coeff kl_loss_coef kl_penalty_coef kl_ctrl kl_ctl kl_ratio init_kl_coef kl_coefficient kl_weight "
+        "kl_beta kl_tau reference_policy_kl_penalty kl_lambda beta_kl"
+    ),
+    "entropy_coef": "entropy_coef entropy_coeff ent_coef entropy_bonus entropy_weight entropy_beta entropy_coefficient",
+    "temperature": "temperature temp tau rollout_temperature sampling_temperature softmax_temperature t",
+    "eps": "eps epsilon episilon std_eps norm_eps advantage_eps adv_eps eps_std stability_eps small_value",
+    "scale_rewards": (
+        "scale_rewards norm_adv_by_std_in_grpo grpo_norm_by_std normalize_by_std div_std norm_by_std scale_by_std "
+        "std_normalization normalize_std use_std norm_adv_by_std scale divide_by_std grpo_std_normalization normalize "
+        "normalize_advantages use_std_normalization standardize"
+    ),
+    "aggregation": (
+        "loss_agg_mode aggregation loss_reduction agg_mode agg loss_aggregation reduction_mode loss_agg mode agg_type "
+        "aggregate reduction"
+    ),
+    "loss_type": "loss_type policy_loss_type loss_mode loss_fn_type surrogate",
+    "ratio_level": "importance_sampling_level ratio_level is_level ratio_type",
+    "kl_estimator": (
+        "kl_estimator kl_penalty kl_type kl_loss_type kl_estimator_type estimator method kind kl_method kl_mode "
+        "kl_penalty_type kl_form"
+    ),
+    "max_completion_length": (
+        "max_completion_length max_response_length max_tokens max_new_tokens generate_max_len norm_len max_len "
+        "max_gen_len total_response_len loss_scale_factor max_completion_len max_response_len max_length constant_length"
+    ),
+    "token_count": "num_items_in_batch batch_num_tokens global_valid_toks num_tokens token_count total_tokens global_num_tokens",
+    "row_count": "global_batch_size global_valid_seqs row_count num_sequences global_num_seqs",
+    "eos_token_id": "eos_token_id eos_id eos_token eos stop_token_id end_token_id stop_id eos_idx end_id",
+    "pad_token_id": "pad_token_id pad_id pad_token pad pad_idx padding_id fill_value",
+    "chunk_size": (
+        "chunk_size chunk chunks micro_batch_size chunk_length chunk_len num_chunks logprob_chunk_size batch_chunk "
+        "max_chunk rows_per_chunk chunk_rows"
+    ),
+    "text": "text completion response output raw raw_text generated decoded s completion_text response_text raw_completion "
+    "generation content output_text",
+    "texts": "texts completions responses outputs raw_texts decoded_texts completion_texts generations output_texts",
+    "prompts": "prompts queries questions inputs prompt_texts problem_texts",
+    "completions": (
+        "completions responses outputs texts generations solution_strs predictions decoded_responses generated_texts "
+        "samples completion_texts response_texts answers_generated decoded model_outputs sequences_str candidates"
+    ),
+    "answers": (
+        "answers solutions ground_truths golds gold_answers targets references labels gts expected correct_answers "
+        "reference_answers golden_answers gold answer solution ground_truth target label reference gt"
+    ),
+    "prompt": "prompt query question problem input_text",
+    "completion": (
+        "completion response solution_str text output model_output predict_str prediction generation generated_text "
+        "completion_text response_text candidate generated sample decoded s content model_response action"
+    ),
+    "answer": (
+        "answer ground_truth solution gold label target reference gt expected gold_answer correct_answer "
+        "reference_answer ground_truth_answer expected_answer golden_answer truth"
+    ),
+    "tokenizer": "tokenizer processing_class tok processor hf_tokenizer",
+    "model": "model policy policy_model actor lm base_model net actor_model policy_net llm unwrapped_model",
+}
+ALIASES: dict[str, tuple[str, ...]] = {word: tuple(names.split()) for word, names in _SPELLINGS.items()}
+"""Word -> spellings, the likeliest first. Matched after `normalise`."""
+
+ROLE_NAMES: dict[str, dict[str, str]] = {
+    "logprobs": {
+        "index": "token_ids", "indices": "token_ids", "labels": "token_ids", "target": "token_ids", "prompts": "",
+        "mask": "completion_mask", "eps": "", "epsilon": "", "values": "", "reduction": "", "t": "temperature",
+    },
+    "entropy": {"index": "token_ids", "labels": "token_ids", "eps": "", "epsilon": "", "prompts": "", "values": ""},
+    "advantages": {
+        "index": "group_ids", "indices": "group_ids", "prompts": "group_ids", "prompt_ids": "group_ids",
+        "eps": "eps", "epsilon": "eps", "mask": "completion_mask", "labels": "group_ids", "n": "group_size",
+        "k": "group_size", "scores": "rewards", "token_ids": "", "ids": "group_ids", "mode": "", "method": "",
+        "responses": "", "response": "", "completions": "", "old_values": "values",
+    },
+    "policy_loss": {
+        "eps": "clip", "epsilon": "clip", "delta": "dual_clip", "mask": "completion_mask", "labels": "",
+        "r": "ratio", "t": "", "tau": "", "method": "loss_type", "kind": "loss_type", "kl_penalty": "kl_estimator",
+        "rewards": "", "clip_eps_c": "dual_clip", "k": "", "n": "", "scale": "", "mode": "aggregation", "target": "",
+        "normalize": "", "policy": "", "pad": "",
+    },
+    "kl": {
+        "kl_penalty": "kl_estimator", "mask": "completion_mask", "eps": "", "epsilon": "", "mode": "kl_estimator",
+        "type": "kl_estimator", "method": "kl_estimator", "delta": "", "clip": "", "labels": "",
+    },
+    "completion_mask": {
+        "mask": "attention_mask", "labels": "labels", "responses": "token_ids", "index": "", "padding_mask": "attention_mask",
+        "t": "", "actions": "token_ids", "lengths": "lengths", "max_length": "", "target": "token_ids",
+    },
+    "decode": {
+        "completion": "text", "completions": "texts", "response": "text", "responses": "texts", "output": "text",
+        "outputs": "texts", "sequences": "token_ids", "tokens": "token_ids", "ids": "token_ids", "mask": "completion_mask",
+        "s": "text", "labels": "token_ids", "prompt": "", "prompts": "",
+    },
+    "reward": {
+        "labels": "answers", "label": "answer", "target": "answer", "targets": "answers", "responses": "completions",
+        "response": "completion", "texts": "completions", "text": "completion", "samples": "completions",
+        "outputs": "completions", "output": "completion", "queries": "prompts", "reference": "answer", "index": "",
+        "completion": "completion", "completions": "completions", "mask": "", "eps": "", "n": "", "scores": "",
+    },
+}
+"""Role -> spelling -> what it means there, before any other rule; an empty word: nothing that a probe knows."""
+
+INERT: dict[str, object] = {
+    "dp_size": 1, "world_size": 1, "num_processes": 1, "gradient_accumulation_steps": 1, "steps_per_generation": 1,
+    "current_gradient_accumulation_steps": 1, "num_iterations": 1, "grad_accum_steps": 1, "rank": 0, "local_rank": 0,
+    "process_index": 0, "global_step": 0, "step": 0, "device": "cpu", "tp_group": None, "process_group": None, "group": None,
+    "dp_group": None, "reduce_group": None, "cp_size": 1, "tp_size": 1, "sp_size": 1, "accumulation_steps": 1,
+    "label_pad_token_id": -100, "ignore_index": -100, "num_micro_batches": 1, "n_micro_batches": 1,
+}  # fmt: skip
+"""Things of the surroundings that have one plain value in a single process."""
+
+FLAG = re.compile(r"^_?(use|is|has|enable|do|with|return|log|compute|should|apply|include|debug|verbose|track|save)_|_enabled$|_only$|^verbose$|^debug$")
+"""Names of switches: off unless the class says otherwise."""
+
+CONFIG_NAMES = frozenset(
+    "config cfg args hparams algo_config loss_config algorithm_config conf opt options params training_args settings "
+    "script_args hp grpo_config ppo_config trainer_config loss_cfg train_config".split()
+)
+CONTAINER_NAMES = frozenset(
+    "batch inputs data experience exp experiences rollout_data train_example sample samples episode episodes micro_batch "
+    "minibatch mb rollouts rollout trajectory trajectories example examples loss_inputs buffer transitions traj item items b".split()
+)
+
+_SYNONYMS = {
+    "logps": "logprob", "logp": "logprob", "lps": "logprob", "lp": "logprob", "logprobs": "logprob", "logprob": "logprob",
+    "logpi": "logprob", "reference": "ref", "base": "ref", "references": "ref", "refs": "ref",
+    "prev": "old", "previous": "old", "prox": "old", "proximal": "old", "anchor": "old",
+    "rollout": "rollout", "sampling": "rollout", "sampler": "rollout", "vllm": "rollout", "gen": "rollout",
+    "generation": "rollout", "generator": "rollout", "inference": "rollout", "infer": "rollout", "behavior": "rollout",
+    "behaviour": "rollout", "behav": "rollout", "mu": "rollout", "engine": "rollout", "sglang": "rollout", "sampled": "rollout",
+    "advs": "advantage", "adv": "advantage", "advantages": "advantage", "rewards": "reward", "scores": "score",
+    "masks": "mask", "values": "value", "logits": "logit", "lens": "length", "lengths": "length", "len": "length",
+    "resp": "response", "responses": "response", "completions": "completion", "actions": "action", "toks": "token", "tokens": "token",
+    "tok": "token", "idx": "index", "attn": "attention", "coeff": "coef", "coefficient": "coef", "eps": "epsilon",
+    "returns": "return", "entropies": "entropy", "uids": "uid", "groups": "group",
+}  # fmt: skip
+_NOISE = frozenset("batch batched per all the my raw b mb cur curr current new policy pi actor train trainer tensor list arr array np pt tok_level input x flat padded local micro tot total final".split())
+_SHAPE_SUFFIX = re.compile(r"_(?:[BTVNSLGPDHC]{1,4}|bt|btv|bs|bl|blv|bsv|np|pt|list|tensor|arr|lst)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """What a name means and by which rule."""
+
+    word: str
+    how: str
+    """`name`, `normalised name`, `annotation`, `docstring`, `similar name`."""
+    inverted: bool = False
+    """A mask whose 1 marks what is NOT wanted."""
+
+
+def snake(name: str) -> str:
+    """`logProbs_BT`, `_per_token_LogProbs` -> `log_probs`, `per_token_log_probs`."""
+    name = _SHAPE_SUFFIX.sub("", name)
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    name = re.sub(r"(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    return re.sub(r"_+", "_", name.lower()).strip("_")
+
+
+def tokens(name: str) -> tuple[str, ...]:
+    """The parts of a name, synonyms made one: `policy_per_token_logps` -> `policy per token logprob`."""
+    text = snake(name).replace("log_probs", "logprob").replace("log_prob", "logprob").replace("log_ps", "logprob")
+    text = text.replace("log_pi", "logprob").replace("log_p_", "logprob_")
+    if text.endswith("log_p"):
+        text = text[:-5] + "logprob"
+    return tuple(_SYNONYMS.get(part, part) for part in text.split("_") if part)
+
+
+def normalise(name: str) -> str:
+    """A name without the parts that carry no meaning, in the singular."""
+    parts = [p for p in tokens(name) if p not in _NOISE]
+    parts = [p for i, p in enumerate(parts) if not (p == "token" and "logprob" in parts)]
+    text = "_".join(parts) or snake(name)
+    return text[:-1] if text.endswith("s") and not text.endswith("ss") and len(text) > 3 else text
+
+
+_EXACT: dict[str, list[str]] = {}
+_NORMAL: dict[str, list[str]] = {}
+for _word, _names in ALIASES.items():
+    for _name in _names:
+        _EXACT.setdefault(_name, []).append(_word)
+        _key = normalise(_name)
+        if _word not in _NORMAL.setdefault(_key, []):
+            _NORMAL[_key].append(_word)
+
+_ROLE_PREFERENCE: dict[str, tuple[str, ...]] = {
+    "reward": ("completions", "prompts", "answers", "completion", "prompt", "answer"),
+    "decode": ("text", "texts", "token_ids", "tokenizer"),
+    "advantages": ("rewards", "token_rewards", "group_ids", "group_size", "eps", "values"),
+    "policy_loss": ("clip", "logprobs"),
+}
+_LIST_WORDS = {"completion": "completions", "prompt": "prompts", "answer": "answers", "text": "texts"}
+
+
+def resolve(name: str, role: str, takes: Collection[str], doc: str = "", annotation: str = "") -> Match | None:
+    """The word that `name` means as an input of a function of that role, or None.
+
+    `takes` are the words that the role knows; `doc` is what the docstring says of this name.
+    """
+    plain = snake(name)
+    special = ROLE_NAMES.get(role, {})
+    for key, how in ((plain, "name"), (normalise(name), "normalised name")):
+        if key in special:
+            word = special[key]
+            return _match(word, how, name, doc) if word in takes else None
+    exact = _pick(_EXACT.get(plain, ()), role, takes)
+    if exact:
+        return _match(exact, "name", name, doc)
+    normal = _pick(_NORMAL.get(normalise(name), ()), role, takes)
+    if normal:
+        return _match(normal, "normalised name", name, doc)
+    annotated = _from_annotation(annotation, takes)
+    if annotated:
+        return _match(annotated, "annotation", name, doc)
+    documented = _from_words(doc, role, takes)
+    if documented:
+        return _match(documented, "docstring", name, doc)
+    similar = _from_family(tokens(name), role, takes)
+    return _match(similar, "similar name", name, doc) if similar else None
+
+
+def as_list(word: str) -> str:
+    """`completion` -> `completions`."""
+    return _LIST_WORDS.get(word, word)
+
+
+def as_single(word: str) -> str:
+    """`completions` -> `completion`."""
+    return next((k for k, v in _LIST_WORDS.items() if v == word), word)
+
+
+def spellings(word: str) -> tuple[str, ...]:
+    return ALIASES.get(word, (word,))
+
+
+def is_flag(name: str) -> bool:
+    return FLAG.search(snake(name)) is not None or FLAG.search(name) is not None
+
+
+def _pick(words: Iterable[str], role: str, takes: Collection[str]) -> str:
+    known = [w for w in words if w in takes]
+    for word in _ROLE_PREFERENCE.get(role, ()):
+        if word in known:
+            return word
+    return known[0] if known else ""
+
+
+def _match(word: str, how: str, name: str, doc: str) -> Match:
+    return Match(word=word, how=how, inverted=word.endswith("_mask") and _inverted(name, doc))
+
+
+_KEEPS = re.compile(
+    r"(?:1|true|ones?)\s*(?:=|:|-|for|on|at|means|marks|where|is|if|indicat\w*)*\s*(?:the |a |all |any )?"
+    r"(?:real|valid|train\w*|keep|kept|participat\w*|includ\w*|token|action|respon|complet|not pad|non-?pad|sampled)", re.I
+)  # fmt: skip
+_DROPS = re.compile(
+    r"(?:1|true|ones?)\s*(?:=|:|-|for|on|at|means|marks|where|is|if|indicat\w*)*\s*(?:the |a |all |any )?"
+    r"(?:pad|ignor|masked|exclud|drop|filler|not train|prompt)", re.I
+)  # fmt: skip
+
+
+def _inverted(name: str, doc: str) -> bool:
+    if _DROPS.search(doc):
+        return not _KEEPS.search(doc)
+    if _KEEPS.search(doc):
+        return False
+    parts = set(tokens(name))
+    return "mask" in parts and bool(parts & {"pad", "padding", "ignore", "invalid", "drop"})
+
+
+_DOC_RULES: tuple[tuple[str, str], ...] = (
+    (r"(reference|frozen|base)\b.*\blog|\blog-?\s?prob.*(reference|frozen)", "ref_logprobs"),
+    (r"(sampler|inference engine|rollout engine|behaviou?r|vllm|generat\w+ time)\b.*\blog|\blog-?\s?prob.*(sampler|engine)", "rollout_logprobs"),
+    (r"\b(old|previous|rollout)\b.*\blog-?\s?prob|\blog-?\s?prob.*\b(old|previous)\b", "old_logprobs"),
+    (r"(current|new|trained|policy)\b.*\blog-?\s?prob|\blog-?\s?prob.*(current|new|being trained|policy)|per-token log-?\s?prob", "logprobs"),
+    (r"\blogits\b", "logits"),
+    (r"\badvantages?\b", "advantages"),
+    (r"(samples|completions|rollouts|generations|responses|answers) (per|for each|of each|of a|a) (prompt|question|problem|group)|group size", "group_size"),
+    (r"(prompt|group|question|problem)\s?(u?id|index|key)|(which|what) (prompt|group)|uid of|id of (its|the) (prompt|group)", "group_ids"),
+    (r"\b(rewards?|scores?|returns? of)\b", "rewards"),
+    (r"attention mask|real tokens? of|0 on padding|1 (on|for) (every )?real", "attention_mask"),
+    (r"\bmask\b|1 (on|for|=) (the )?(train|sampled|completion|response|action)", "completion_mask"),
+    (r"end.of.sequence|\beos\b|end token", "eos_token_id"),
+    (r"\bpad(ding)? (token|id)", "pad_token_id"),
+    (r"token ids?\b|sampled tokens|\bids of", "token_ids"),
+    (r"\bkl\b.*(weight|coef|strength)|(weight|coef\w*|strength) of the kl", "beta"),
+    (r"clip\w* (range|distance|bound|epsilon)|trust region", "clip"),
+    (r"\btemperature\b", "temperature"),
+    (r"(gold|correct|reference|right|true|expected) (answer|solution|label|class|value)|ground.truth", "answer"),
+)  # fmt: skip
+
+
+def _from_words(doc: str, role: str, takes: Collection[str]) -> str:
+    if not doc:
+        return ""
+    for pattern, word in _DOC_RULES:
+        if re.search(pattern, doc, re.I | re.S):
+            if role == "reward" and word == "answer":
+                word = "answer" if "answer" in takes else "answers"
+            if word in takes:
+                return word
+    return ""
+
+
+def _from_annotation(annotation: str, takes: Collection[str]) -> str:
+    if "Tokenizer" in annotation and "tokenizer" in takes:
+        return "tokenizer"
+    if re.search(r"PreTrainedModel|CausalLM", annotation) and "model" in takes:
+        return "model"
+    return ""
+
+
+def _from_family(parts: tuple[str, ...], role: str, takes: Collection[str]) -> str:
+    """The word of the family that a name belongs to, where the family is beyond doubt."""
+    have = set(parts)
+    if have & {"chosen", "rejected", "teacher", "student", "num", "max", "min", "fn", "func", "std", "mean", "weights", "weight", "coef"}:
+        return ""
+    guess = ""
+    if "logprob" in have:
+        order = (("ref", "ref_logprobs"), ("old", "old_logprobs"), ("rollout", "rollout_logprobs"))
+        plain = not (have - {"logprob", "token", "completion", "response", "action", "sequence", "target", "output"} - _NOISE)
+        guess = next((word for key, word in order if key in have), "logprobs" if plain else "")
+    elif "mask" in have:
+        guess = "attention_mask" if have & {"attention", "input", "prompt"} else "completion_mask"
+    elif "advantage" in have:
+        guess = "advantages"
+    elif "logit" in have:
+        guess = "logits"
+    elif have & {"reward", "score"}:
+        guess = "token_rewards" if "token" in have else "rewards"
+    elif have & {"uid", "group"} and role == "advantages":
+        guess = "group_size" if have & {"size", "n"} else "group_ids"
+    elif "eos" in have:
+        guess = "eos_token_id"
+    elif "pad" in have and have & {"id", "token"}:
+        guess = "pad_token_id"
+    elif have & {"ids", "token"} and have & {"completion", "response", "output", "target", "sampled", "generated", "input", "action"}:
+        guess = "token_ids"
+    elif "clip" in have or ("epsilon" in have and role == "policy_loss"):
+        low, high = have & {"low", "lower", "lo", "min"}, have & {"high", "higher", "upper", "hi", "max"}
+        guess = "clip_low" if low else "clip_high" if high else "clip"
+    elif "kl" in have and role != "kl":
+        guess = "beta" if have & {"beta", "ctl"} else ""
+    elif role == "reward" and have & {"gold", "truth", "answer", "solution"}:
+        guess = "answer"
+    elif role in ("reward", "decode") and have & {"completion", "response", "output", "text"}:
+        guess = "completion" if role == "reward" else "text"
+    if guess in ("answer", "completion", "text") and guess not in takes:
+        guess = as_list(guess)
+    return guess if guess in takes else ""
+
+
+# Words in which settings that choose a formula are written
+
+CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
+    "kl_estimator": {
+        "k1": ("k1", "kl", "K1"),
+        "k2": ("k2", "mse", "mse_kl", "K2"),
+        "k3": ("k3", "low_var_kl", "K3", "low_variance", "schulman"),
+        "abs": ("abs",),
+    },
+    "aggregation": {
+        "token-mean": ("token-mean", "token_mean", "token", "dapo", "bnpo", "mean_token"),
+        "sequence-mean": ("seq-mean-token-mean", "sequence-mean", "sequence_mean", "seq_mean", "seq-mean", "sequence", "grpo", "sample-mean"),
+        "sequence-sum": ("seq-mean-token-sum", "sequence-sum", "sequence_sum", "seq_sum"),
+        "constant": ("constant", "dr_grpo", "seq-mean-token-sum-norm", "fixed"),
+    },
+    "ratio_level": {"token": ("token",), "sequence": ("sequence", "seq")},
+    "loss_type": {
+        name: (name,)
+        for name in ("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo", "ppo", "reinforce", "sapo", "vanilla", "luspo")
+    },
+}  # fmt: skip
+
+
+def canonical_choice(word: str, value: object) -> object:
+    """The canonical word for a user's spelling of a choice; the value itself where there is none."""
+    for canonical, names in CHOICES.get(word, {}).items():
+        if value in names:
+            return canonical
+    return value
+
+
+def choice_word(literals: Collection[str], role: str) -> str:
+    """Which choice a parameter makes, judged by the strings that it is compared with."""
+    lowered = {x.lower() for x in literals}
+    for word in ("kl_estimator", "aggregation", "ratio_level", "loss_type"):
+        known = {n.lower() for names in CHOICES[word].values() for n in names}
+        if word == "aggregation":
+            known -= {"grpo", "dapo", "bnpo", "dr_grpo", "token", "sequence"}
+        if len(lowered & known) >= (2 if word != "aggregation" else 1) and not (word == "loss_type" and role == "kl"):
+            return word
+    return ""
+
+
+def spelled(word: str, value: object, literals: Collection[str]) -> object:
+    """The user's spelling of `value`, chosen among the strings that the source compares with."""
+    names = CHOICES.get(word, {}).get(str(value), ())
+    return next((x for n in names for x in literals if x.lower() == n.lower()), value)

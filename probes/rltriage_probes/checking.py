@@ -1,0 +1,110 @@
+"""One target from its name to its checks: load, bind, run the role."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+
+from rltriage_probes import binding, loading, registry
+from rltriage_probes.contract import (
+    ROLE_STAGES,
+    BindingReport,
+    Check,
+    CheckRequest,
+    LoadReport,
+    NotRun,
+    Outcome,
+    Raised,
+    TargetResult,
+    clip_text,
+)
+from rltriage_probes.invoke import NotReached
+from rltriage_probes.loading import LoadFailed
+from rltriage_probes.model import CallFailed, Role, Subject
+
+Progress = Callable[[int, int, str], None]
+
+
+def check(request: CheckRequest, progress: Progress | None = None) -> TargetResult:
+    """The checks of one target. What the user's code does wrong is an outcome, never an exception."""
+    started = time.perf_counter()
+    with _printed() as printed:
+        checks, loaded, bound = _checks(request, progress or (lambda done, total, says: None))
+    spec = request.target
+    return TargetResult(
+        name=spec.name,
+        role=spec.role,
+        stage=ROLE_STAGES.get(spec.role, "reward"),
+        ref=spec.ref,
+        checks=tuple(checks),
+        loaded=loaded,
+        binding=bound,
+        seconds=time.perf_counter() - started,
+        printed=clip_text(printed.getvalue()[-2000:]),
+    )
+
+
+def _checks(request: CheckRequest, progress: Progress) -> tuple[list[Check], LoadReport | None, BindingReport | None]:
+    spec = request.target
+    try:
+        role = registry.role(spec.role)
+    except LookupError as e:
+        known = ", ".join(registry.names())
+        return [_single(spec.role, "", NotRun(reason=str(e.args[0]), do=f"The roles are {known}."))], None, None
+    try:
+        loaded = loading.load(request.root, spec)
+    except LoadFailed as e:
+        return [_single(role.name, role.asks, NotRun(reason=clip_text(e.reason, 600), do=e.do))], None, None
+    except NotReached as e:
+        return [_single(role.name, role.asks, NotRun(reason=clip_text(e.reason, 600), do=e.do))], None, None
+    try:
+        bound = binding.bind(loaded, role, spec.bind, spec.settings, request.intent, spec.name)
+    except binding.BindingFailed as e:
+        do = f"Bind it in the manifest:\n{e.report.example}" if e.report.example else "Name a function that returns it."
+        return [_single(role.name, role.asks, NotRun(reason=e.reason, do=do))], loaded.report, e.report
+    except (CallFailed, NotReached) as e:
+        return [_single(role.name, role.asks, _failure(e, "example"))], loaded.report, None
+    subject = Subject(
+        bound=bound, intent=request.intent, loaded=loaded.report, source=loaded.source, doc=loaded.doc,
+        literals=loaded.literals, file=str(loaded.path), namespace=loaded.namespace, progress=progress,
+    )  # fmt: skip
+    return list(_run(role, subject)), loaded.report, bound.report
+
+
+def _run(role: Role, subject: Subject) -> Iterator[Check]:
+    """The role's checks; a failure half-way keeps those before it."""
+    steps = role.run(subject)
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration:
+            return
+        except (CallFailed, NotReached) as e:
+            yield _single(role.name, role.asks, _failure(e, "a later case"))
+            return
+        yield step
+
+
+def _failure(e: CallFailed | NotReached, case: str) -> Outcome:
+    if isinstance(e, CallFailed):
+        return Raised(error=clip_text(e.error, 600), where=e.where, case=case)
+    return NotRun(reason=clip_text(e.reason, 600), do=e.do)
+
+
+def _single(role: str, asks: str, outcome: Outcome) -> Check:
+    return Check(probe=f"{role}.call", asks=asks or "can the function be called?", outcome=outcome)
+
+
+@contextmanager
+def _printed() -> Iterator[io.StringIO]:
+    """What the user's code prints through Python, kept for the report."""
+    kept = io.StringIO()
+    out, err = sys.stdout, sys.stderr
+    try:
+        with redirect_stdout(kept), redirect_stderr(kept):
+            yield kept
+    finally:
+        sys.stdout, sys.stderr = out, err

@@ -1,0 +1,517 @@
+"""The forms in which functions want an input: canonical value in, the user's form out.
+
+Forms are differentiable where the value is: a gradient with respect to the canonical leaf goes through
+them. Which form is right is found by trial, in an order led by hints (`Hints`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Layout = Literal["padded", "ragged", "packed"]
+Mode = Literal["batch", "per group", "per row"]
+
+ROW_WORDS = frozenset(
+    "logits token_ids labels attention_mask completion_mask logprobs old_logprobs ref_logprobs rollout_logprobs ratio "
+    "log_ratio negative_log_ratio entropies advantages token_rewards values old_values returns".split()
+)
+"""Words with one row a sequence."""
+SAMPLE_WORDS = ROW_WORDS | frozenset("rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts".split())
+"""Words with one entry a sample."""
+MASKS = frozenset(("attention_mask", "completion_mask", "is_last_step"))
+FLOATS = ROW_WORDS - {"token_ids", "labels", "attention_mask"} | {"rewards"}
+SINGLES = {"completion": "completions", "prompt": "prompts", "answer": "answers", "text": "texts"}
+
+
+class Missing(Exception):
+    """An input that a form needs is not in the case."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(f"the case has no {word}")
+        self.word = word
+
+
+@dataclass
+class Call:
+    """The inputs of one call, as leaf tensors and plain objects, with what forms derive from them."""
+
+    inputs: Mapping[str, Any]
+    layout: Layout = "padded"
+
+    def get(self, word: str) -> Any:
+        if word in self.inputs:
+            return self.inputs[word]
+        raise Missing(word)
+
+    def lengths(self) -> list[int]:
+        """Tokens of each row up to the last one that any mask keeps."""
+        for word in ("lengths",):
+            if word in self.inputs:
+                return [int(n) for n in self.inputs[word]]
+        mask = self.inputs.get("completion_mask")
+        if mask is None:
+            mask = self.inputs.get("attention_mask")
+        if mask is not None and mask.dim() == 2:
+            columns = mask.shape[1]
+            return [next((n for n in range(columns, 0, -1) if row[n - 1]), 1) for row in mask.detach().bool().tolist()]
+        some = next(v for k, v in self.inputs.items() if k in ROW_WORDS and getattr(v, "ndim", 0) >= 2)
+        return [int(some.shape[1])] * int(some.shape[0])
+
+    def groups(self) -> list[list[int]]:
+        """Positions of the samples of each group, groups in order of appearance."""
+        ids = self.inputs.get("group_ids")
+        if ids is not None:
+            out: dict[Any, list[int]] = {}
+            for i, g in enumerate(ids.tolist() if hasattr(ids, "tolist") else ids):
+                out.setdefault(g, []).append(i)
+            return list(out.values())
+        n = self.samples()
+        size = int(self.inputs.get("group_size") or n)
+        return [list(range(at, min(at + size, n))) for at in range(0, n, size)]
+
+    def samples(self) -> int:
+        for word in ("rewards", "completions", "texts", "advantages", "group_ids"):
+            if word in self.inputs:
+                return len(self.inputs[word])
+        return next(len(v) for k, v in self.inputs.items() if k in SAMPLE_WORDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """One way to hand a word over."""
+
+    name: str
+    word: str
+    apply: Callable[[Any, Call], Any]
+    mode: Mode = "batch"
+
+
+@dataclass(kw_only=True)
+class Hints:
+    """What annotation, docstring and source say about one input."""
+
+    annotation: str = ""
+    doc: str = ""
+    signs: set[str] = field(default_factory=set)
+    inverted: bool = False
+    name: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.annotation} {self.doc}"
+
+    def says(self, pattern: str) -> bool:
+        return re.search(pattern, self.text, re.I) is not None
+
+    def shape(self) -> tuple[str, ...] | None:
+        """Dimensions written in the docstring, e.g. `("B", "T")`; None where there are none."""
+        for found in re.finditer(r"[\[(]([^\[\]()]*)[\])]", self.doc.replace("**", " ")):
+            parts = [p.strip() for p in found[1].split(",")]
+            closed = found[1].rstrip().endswith(",")
+            parts = [p for p in parts if p]
+            if parts and all(re.fullmatch(r"[A-Za-z_]\w{0,24}(?:\s*[-+*/]\s*\w+)*|\d+|\.\.\.", p) for p in parts):
+                if len(parts) > 1 or closed or (found[0][0] == "[" or re.fullmatch(r"[A-Z][A-Za-z]?|batch\w*|bs\w*|b|n", parts[0])):
+                    if not (len(parts) == 1 and parts[0].lower() in ("optional", "default", "str", "int", "float", "bool", "tensor", "list")):
+                        return tuple(parts)
+        return None
+
+
+_TIME = re.compile(r"^(t|l|s|r|c|tokens?|time|len\w*|seq\w*|\w*len|\w*length|response\w*|completion\w*|width|\w*tokens?|a|actions?)\b", re.I)
+
+
+def forms_for(word: str, hints: Hints, layout: Layout) -> tuple[Form, ...]:
+    """Forms of a word in the order in which they are tried; the first is the likeliest."""
+    if layout == "ragged" and word in ROW_WORDS and word != "advantages":
+        return _ragged(word, hints)
+    if layout == "packed" and word in ROW_WORDS and word != "advantages":
+        return (_form(word, "packed [sum T]", lambda v, c: _mask_like(word, _pack(v, c), hints)),)
+    maker = _MAKERS.get(word)
+    if maker is not None:
+        return maker(hints, layout)
+    if word in MASKS:
+        return _mask(word, hints)
+    if word in ROW_WORDS:
+        return (_form(word, "[B, T, V]" if word == "logits" else "[B, T]", _same),)
+    return (_form(word, "", _same),)
+
+
+def _form(word: str, name: str, apply: Callable[[Any, Call], Any], mode: Mode = "batch") -> Form:
+    return Form(name=name, word=word, apply=apply, mode=mode)
+
+
+def _same(value: Any, call: Call) -> Any:
+    return value
+
+
+def _order(forms: Sequence[Form], *first: str) -> tuple[Form, ...]:
+    """`forms`, those named in `first` in front, in that order."""
+    rank = {name: i for i, name in enumerate(first)}
+    return tuple(sorted(forms, key=lambda f: rank.get(f.name, len(first))))
+
+
+# Masks
+
+
+def _mask(word: str, hints: Hints) -> tuple[Form, ...]:
+    shape = "[N]" if word == "is_last_step" else "[B, T]"
+    flip = hints.inverted
+    label = ", 1 = left out" if flip else ""
+
+    def to(kind: str) -> Callable[[Any, Call], Any]:
+        def apply(value: Any, call: Call) -> Any:
+            kept = value == 0 if flip else value
+            return kept.bool() if kind == "bool" else kept.long() if kind == "long" else kept.to(_float_type(call))
+
+        return apply
+
+    forms = [_form(word, f"{shape} {kind}{label}", to(kind)) for kind in ("float", "bool", "long")]
+    by_kind = {kind: f.name for kind, f in zip(("float", "bool", "long"), forms)}
+    if "inverted" in hints.signs or hints.says(r"\bbool"):
+        return _order(forms, by_kind["bool"])
+    if hints.says(r"\b(long|int\d*)\b|LongTensor") or word == "attention_mask":
+        return _order(forms, by_kind["long"])
+    return _order(forms, by_kind["bool"]) if word == "is_last_step" else tuple(forms)
+
+
+def _mask_like(word: str, value: Any, hints: Hints) -> Any:
+    if word in MASKS and hints.says(r"\bbool"):
+        return [v.bool() for v in value] if isinstance(value, list) else value.bool()
+    return value
+
+
+def _float_type(call: Call) -> Any:
+    import torch
+
+    for word, value in call.inputs.items():
+        if word in FLOATS and isinstance(value, torch.Tensor) and value.is_floating_point() and word not in MASKS:
+            return value.dtype
+    return torch.float32
+
+
+# Rows
+
+
+def _ragged(word: str, hints: Hints) -> tuple[Form, ...]:
+    def rows(value: Any, call: Call) -> Any:
+        return _mask_like(word, [row[:n] for row, n in zip(value, call.lengths())], hints)
+
+    def plain(value: Any, call: Call) -> Any:
+        return [row[:n].tolist() for row, n in zip(value.detach(), call.lengths())]
+
+    tensors = _form(word, "list of [T_i]", rows)
+    lists = _form(word, "list of lists", plain)
+    return (lists, tensors) if hints.says(r"list\[list") or word == "token_ids" else (tensors, lists)
+
+
+def _pack(value: Any, call: Call) -> Any:
+    import torch
+
+    return torch.cat([row[:n] for row, n in zip(value, call.lengths())])
+
+
+def _cu_seqlens(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+    def apply(value: Any, call: Call) -> Any:
+        import torch
+
+        ends = torch.tensor([0, *call.lengths()], dtype=torch.int32)
+        return ends.cumsum(0, dtype=torch.int32)
+
+    return (_form("cu_seqlens", "[B + 1] int32", apply),)
+
+
+def _lengths(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+    def apply(value: Any, call: Call) -> Any:
+        return [int(n) for n in value]
+
+    forms = (_form("lengths", "[B] long", _same), _form("lengths", "list of int", apply))
+    return forms[::-1] if hints.says(r"list|sequence") or layout == "ragged" else forms
+
+
+# Token ids
+
+
+def _token_ids(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+    def lists(value: Any, call: Call) -> Any:
+        return value.tolist()
+
+    def unpadded(value: Any, call: Call) -> Any:
+        return [row[:n] for row, n in zip(value.tolist(), call.lengths())]
+
+    def row_list(value: Any, call: Call) -> Any:
+        return value[0].tolist() if value.dim() == 2 else value.tolist()
+
+    def row_tensor(value: Any, call: Call) -> Any:
+        return value[0] if value.dim() == 2 else value
+
+    whole = _form("token_ids", "[B, T] long", _same)
+    rows = _form("token_ids", "list of lists", lists)
+    one_list = _form("token_ids", "one row, list of int", row_list, "per row")
+    one = _form("token_ids", "one row [T]", row_tensor, "per row")
+    front = _form("token_ids", "columns of the prompt", lambda v, c: v[:, : _prompt(c)])
+    back = _form("token_ids", "columns of the completion", lambda v, c: v[:, _prompt(c) :])
+    if "prompt" in hints.name.lower():
+        return (front,)
+    forms = [whole, rows, back, one, one_list]
+    if re.fullmatch(r"(response|completion|gen\w*|output|action)s?(_ids|_tokens|_token_ids)?", hints.name.lower()):
+        forms = [whole, back, rows, one, one_list]
+    if hints.says(r"list\[list|list of lists|lists of (token )?ids"):
+        return _order(forms, rows.name)
+    if hints.says(r"list\[int\]|list of (token )?ids|list of ints?\b"):
+        return _order(forms, one_list.name, one.name)
+    shape = hints.shape()
+    if shape is not None and len(shape) == 1:
+        return _order(forms, one.name, one_list.name)
+    return tuple(forms)
+
+
+def _prompt(call: Call) -> int:
+    return int(call.get("prompt_length"))
+
+
+# Advantages and rewards
+
+
+def _advantages(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+    def column(value: Any, call: Call) -> Any:
+        return value.unsqueeze(1) if value.dim() == 1 else value
+
+    def spread(value: Any, call: Call) -> Any:
+        return _spread(value, call)
+
+    def rows(value: Any, call: Call) -> Any:
+        full = _spread(value, call)
+        return [row[:n] for row, n in zip(full, call.lengths())]
+
+    def floats(value: Any, call: Call) -> Any:
+        return value.detach().tolist()
+
+    def packed(value: Any, call: Call) -> Any:
+        return _pack(_spread(value, call), call)
+
+    flat = _form("advantages", "[B]", _same)
+    one = _form("advantages", "[B, 1]", column)
+    full = _form("advantages", "[B, T]", spread)
+    ragged = _form("advantages", "list of [T_i]", rows)
+    numbers = _form("advantages", "list of floats", floats)
+    if layout == "packed":
+        return (_form("advantages", "packed [sum T]", packed),)
+    if layout == "ragged":
+        return (ragged, flat, numbers)
+    forms = [flat, full, one, numbers]
+    shape = hints.shape()
+    if shape is not None:
+        if len(shape) == 1:
+            return _order(forms, flat.name)
+        return _order(forms, one.name if shape[-1] == "1" else full.name)
+    return tuple(forms)
+
+
+def _spread(value: Tensor, call: Call) -> Tensor:
+    """[B] -> [B, T], 0 where the completion mask is 0: frameworks hand advantages over masked."""
+    if value.dim() == 2 and value.shape[1] > 1:
+        return value
+    mask = call.inputs.get("completion_mask")
+    if mask is None:
+        mask = next(v for k, v in call.inputs.items() if k in ("logprobs", "ratio", "log_ratio", "negative_log_ratio", "old_logprobs"))
+        return value.reshape(-1, 1).expand(mask.shape)
+    return value.reshape(-1, 1) * mask.to(value.dtype)
+
+
+def _rewards(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+    flat = _form("rewards", "[N]", _same)
+    floats = _form("rewards", "list of floats", lambda v, c: v.detach().tolist())
+    array = _form("rewards", "numpy [N]", lambda v, c: _numpy(v))
+    matrix = _form("rewards", "[P, G]", lambda v, c: v.reshape(len(c.groups()), -1))
+    column = _form("rewards", "[N, 1]", lambda v, c: v.unsqueeze(1))
+    functions = _form("rewards", "[N, 1], one column a reward function", lambda v, c: v.unsqueeze(1))
+    lists = _form("rewards", "list of lists, one per group", lambda v, c: [[float(v[i]) for i in g] for g in c.groups()])
+    tensors = _form("rewards", "list of tensors, one per group", lambda v, c: [v[g] for g in c.groups()])
+    arrays = _form("rewards", "list of numpy arrays, one per group", lambda v, c: [_numpy(v[g]) for g in c.groups()])
+    grid = _form("rewards", "numpy [P, G]", lambda v, c: _numpy(v.reshape(len(c.groups()), -1)))
+    group = _form("rewards", "one group [G]", _same, "per group")
+    group_column = _form("rewards", "one group [G, 1]", lambda v, c: v.unsqueeze(1), "per group")
+    group_list = _form("rewards", "one group, list of floats", lambda v, c: v.detach().tolist(), "per group")
+    group_array = _form("rewards", "one group, numpy [G]", lambda v, c: _numpy(v), "per group")
+    tokens = _form("token_rewards", "[N, T]", _same)
+    padded = [flat, floats, array, matrix, lists, tensors, arrays, column, grid, tokens]
+    single = [group, group_list, group_array, group_column]
+    return _reward_order(hints, padded, single)
+
+
+def _reward_order(hints: Hints, batch: list[Form], single: list[Form]) -> tuple[Form, ...]:
+    flat, floats, array, matrix, lists, tensors, arrays, column, grid, tokens = (f.name for f in batch)
+    numpy = hints.says(r"\bnp\.|ndarray|numpy|NDArray") or bool(hints.signs & {"numpy"})
+    shape = hints.shape()
+    first: list[str] = []
+    if hints.says(r"(list|one list|lists|sequence|array|tensor)s? (per|for each|of each|a) (prompt|group|question|problem)|list of (lists|groups)|list\[(list|tuple|sequence)"):
+        first = [arrays, lists] if numpy else [lists, tensors]
+    elif hints.says(r"list\[(torch\.)?tensor|list of (1-d )?tensors"):
+        first = [tensors, lists]
+    elif hints.says(r"list\[np|list of (np|numpy|arrays)"):
+        first = [arrays]
+    elif "ungrouped" in hints.signs:
+        order = [f.name for f in single]
+        if numpy:
+            order = [single[2].name]
+        elif shape is not None and len(shape) == 2 and shape[-1] == "1":
+            order = [single[3].name]
+        elif hints.says(r"list\[float|list of float|sequence of float") or "to_tensor" in hints.signs:
+            order = [single[1].name, single[0].name]
+        return _order([*single, *batch], *order)
+    elif shape is not None and len(shape) == 2:
+        last = shape[-1]
+        first = [column] if last == "1" else [tokens] if _TIME.match(last) or "masked rows" in hints.signs else [matrix, grid]
+        if numpy and first == [matrix, grid]:
+            first = [grid, matrix]
+        if re.match(r"f$|n?_?(num_)?(reward_)?func", last, re.I):
+            first = [column]
+    elif hints.says(r"list\[float|list of (python )?floats?|sequence of floats?") or "to_tensor" in hints.signs:
+        first = [floats, lists] if "iterated" not in hints.signs else [floats]
+    elif numpy:
+        first = [array, grid]
+    elif "masked rows" in hints.signs:
+        first = [tokens, flat]
+    elif "rows" in hints.signs and "grouped" not in hints.signs:
+        first = [matrix, grid, tokens]
+    return _order([*batch, *single], *first)
+
+
+def _token_rewards(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+    return (_form("token_rewards", "[N, T]", _same), *(f for f in _rewards(hints, layout) if f.name == "[N]"))
+
+
+def _group_ids(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+    def names(value: Any) -> list[str]:
+        return [f"prompt-{int(g)}" for g in value]
+
+    tensor = _form("group_ids", "[N] long", lambda v, c: v)
+    objects = _form("group_ids", "numpy object array of str", lambda v, c: _object_array(names(v)))
+    strings = _form("group_ids", "list of str", lambda v, c: names(v))
+    ints = _form("group_ids", "list of int", lambda v, c: [int(g) for g in v])
+    integers = _form("group_ids", "numpy [N] int", lambda v, c: _numpy(v))
+    groups = _form("group_ids", "list of str, one per group", lambda v, c: [f"prompt-{i}" for i in range(len(c.groups()))])
+    matrix = _form("group_ids", "[N, S] long, the prompt's tokens", lambda v, c: _prompt_tokens(v))
+    forms = [objects, strings, tensor, ints, integers, matrix, groups]
+    if hints.says(r"list of [Pp]\b|one (per|for each) prompt\b|\bP prompts"):
+        return _order(forms, groups.name)
+    shape = hints.shape()
+    if shape is not None and len(shape) == 2:
+        return _order(forms, matrix.name)
+    if hints.says(r"ndarray|np\.|numpy"):
+        return _order(forms, objects.name, integers.name)
+    if hints.says(r"list\[str|list of (\w+ )?(str|uids|ids|prompt|group|names)|list\[int|sequence of"):
+        return _order(forms, ints.name if hints.says(r"list\[int|of ints") else strings.name)
+    methods = {".unique", ".eq", ".long", ".to", ".view", ".max", ".unsqueeze", ".dim", ".device", ".size", ".numel", ".tolist", ".shape"}
+    if hints.says(r"tensor|long\b") or hints.signs & methods or any(s.startswith("torch.") for s in hints.signs):
+        return _order(forms, tensor.name)
+    return tuple(forms)
+
+
+def _prompt_tokens(value: Any) -> Any:
+    import torch
+
+    return torch.stack([torch.full_like(value, 7), value + 11, torch.full_like(value, 5)], dim=1)
+
+
+def _trajectory_ids(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+    strings = _form("trajectory_ids", "list of str", lambda v, c: [f"trajectory-{int(x)}" for x in v])
+    tensor = _form("trajectory_ids", "[N] long", _same)
+    return (tensor, strings) if hints.says("tensor") else (strings, tensor)
+
+
+def _numpy(value: Any) -> Any:
+    return value.detach().cpu().numpy()
+
+
+def _object_array(values: list[str]) -> Any:
+    import numpy as np
+
+    out = np.empty(len(values), dtype=object)
+    out[:] = values
+    return out
+
+
+# Texts
+
+
+def _texts(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
+    def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+        role = "assistant" if word == "completions" else "user"
+        strings = _form(word, "list of str", lambda v, c: list(v))
+        chats = _form(word, "list of message lists", lambda v, c: [[{"role": role, "content": x}] for x in v])
+        message = "message" in hints.signs and "isinstance str" not in hints.signs
+        conversational = hints.says(r"message lists?|list of messages|one chat|chats|conversational|list\[list\[dict|list\[dict")
+        if word == "answers":
+            return (strings,)
+        return (chats, strings) if message or (conversational and not hints.says(r"str\b|string")) else (strings, chats)
+
+    return make
+
+
+def _single(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
+    def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+        string = _form(word, "str", _same)
+        role = "user" if word == "prompt" else "assistant"
+        chat = _form(word, "message list", lambda v, c: [{"role": role, "content": v}])
+        if word in ("answer", "text"):
+            return (string,)
+        return (chat, string) if "message" in hints.signs and "isinstance str" not in hints.signs else (string, chat)
+
+    return make
+
+
+def _eos(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+    one = _form("eos_token_id", "int", lambda v, c: int(v))
+    many = _form("eos_token_id", "list of int", lambda v, c: [int(v)])
+    plural = hints.name.lower().endswith("s") or hints.says(r"list\[int|list of|tensor")
+    return (many, one) if plural else (one, many)
+
+
+def _number(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
+    def apply(value: Any, call: Call) -> Any:
+        return value.item() if hasattr(value, "item") else value
+
+    def tensor(value: Any, call: Call) -> Any:
+        import torch
+
+        return torch.as_tensor(float(value))
+
+    def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+        if word in ("token_count", "row_count") and ({".clamp", ".item"} & hints.signs or hints.says("tensor")):
+            return (_form(word, "0-d tensor", tensor),)
+        return (_form(word, "number", apply),)
+
+    return make
+
+
+_MAKERS: dict[str, Callable[[Hints, Layout], tuple[Form, ...]]] = {
+    "cu_seqlens": _cu_seqlens,
+    "lengths": _lengths,
+    "token_ids": _token_ids,
+    "advantages": _advantages,
+    "rewards": _rewards,
+    "token_rewards": _token_rewards,
+    "group_ids": _group_ids,
+    "trajectory_ids": _trajectory_ids,
+    "completions": _texts("completions"),
+    "prompts": _texts("prompts"),
+    "answers": _texts("answers"),
+    "texts": _texts("texts"),
+    "completion": _single("completion"),
+    "prompt": _single("prompt"),
+    "answer": _single("answer"),
+    "text": _single("text"),
+    "eos_token_id": _eos,
+    "token_count": _number("token_count"),
+    "row_count": _number("row_count"),
+    "prompt_length": _number("prompt_length"),
+    "completion_length": _number("completion_length"),
+    "max_completion_length": _number("max_completion_length"),
+    "group_size": _number("group_size"),
+}

@@ -1,0 +1,1 @@
+"""Roles of the generation stage, one a file."""

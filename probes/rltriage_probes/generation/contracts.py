@@ -1,0 +1,171 @@
+"""What a decoder's docstring promises, branch by branch.
+
+A decoder that strips reasoning, one that keeps it and one that lays it out are all legitimate, so nothing
+is assumed: a branch that the docstring doesn't speak of has the contract `None`, and the probe asks.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from rltriage_probes.reading import Reading, sentences
+
+Promise = Literal["text", "empty"]
+
+_BLANK = re.compile(
+    r"\bempty\b|\bblank\b|\"\"|''|``''``|\bNone\b|\bnothing\b|\bno (final )?answer\b|\bdropp?(s|ed)?\b", re.I
+)
+_WHOLE = re.compile(
+    r"\bunchanged\b|\bas[- ]is\b|\bwhole\b|\bentire\b|\bitself\b|\bfull text\b|\bkept\b|\bpass(es|ed)? through\b|"
+    r"\bverbatim\b|\buntouched\b|\breturned\b|\ball of it\b|(->|→|=>)\s*(the )?(stripped )?text",
+    re.I,
+)
+_MARKER = r"(marker|tag|block|delimiter|think|reasoning|answer|boxed|box\b|section|close[rd]?|wrapper|match)"
+_ABSENT = re.compile(
+    rf"\b(no|without( any| a| an)?|lack(s|ing)?|missing|neither|absent|unmarked|if not|isn't|"
+    rf"not)\b[^.;]{{0,40}}{_MARKER}|"
+    rf"{_MARKER}[^.;]{{0,40}}\b(missing|absent|not (there|present|found)|lacking)|\bunmarked\b|"
+    rf"\bplain (text|completion)",
+    re.I,
+)
+_UNFINISHED = re.compile(
+    r"unclosed|unfinished|truncat|cut (off|short)|never clos|not closed|isn't closed|still (thinking|"
+    r"reasoning)|incomplete|"
+    r"unterminated|out of (tokens|budget)|length limit|opened (but|and)|without (a |the |its )?(closing|end)|"
+    r"no (closing|end)|(closing|end)[- ]?(tag|marker)?[^.;]{0,20}(missing|absent|not)",
+    re.I,
+)
+_STRIPS = re.compile(
+    r"\b(strip|remov|drop|discard|delet|cut|hide|clean)\w*\b[^.;]{0,60}\b(think|thought|reason|"
+    r"scratchpad|cot\b|analysis|block)|"
+    r"\b(without|minus|excluding|after|behind|follow\w*|past)\b[^.;]{0,40}\b(think|thought|reason|"
+    r"scratchpad|closing|close|block)|"
+    r"\b(final|visible) answer\b|\banswer (part|only)\b|\bonly the answer\b|counts as the answer",
+    re.I,
+)
+_REMOVES = re.compile(
+    r"\b(strip|remov|drop|discard|delet|hid|cut)\w*\b[^.;]{0,40}?\b(reasoning|thoughts?|scratchpad|"
+    r"thinking|think block|chain of thought|block)\b"
+    r"(?! ?(tags?|markers?|tokens?))|\b(without|minus|no) (the |any )?(reasoning|thinking|think|"
+    r"scratchpad)\b(?! ?(tags?|markers?|tokens?))",
+    re.I,
+)
+"""Says in so many words that the reasoning itself, not only its tags, is taken out."""
+_SHOWS = re.compile(
+    r"\b(under|section|lay|lays|show|shown|see|sees|keep|keeps|kept|split|splits|separate|separates|"
+    r"both|pair|tuple|dict|return\w*)\b"
+    r"[^.;]{0,80}\b(reasoning|thinking|thoughts?|chain of thought|think tags?)\b|"
+    r"\b(reasoning|thinking|thoughts?)\b[^.;]{0,60}\b(is|are|stays?|kept|under|section|shown|"
+    r"and (the )?(answer|content|response))\b",
+    re.I,
+)
+_ONLY_REASONING = re.compile(
+    r"^\W*(return|extract|get|pull|the|take|text of)\w*\s+(out )?(the |a |only |just )*"
+    r"(model's |completion's )?(reasoning|thinking|thoughts?|chain of thought|scratchpad)\b",
+    re.I,
+)
+_NO_OPEN = re.compile(
+    r"open(ing)?( think| reasoning)?[- ]?(tag|marker|delimiter|one)?[^.;]{0,60}(missing|optional|absent|"
+    r"part of the prompt|in the prompt|"
+    r"supplied|already|prefill|added by|from the (prompt|template))|"
+    r"(prompt|template)[^.;]{0,80}(ends? (in|with)|already|prefill|opens|contains|adds|appends|supplies|"
+    r"inserts)[^.;]{0,60}"
+    r"(<|\[|open|think)|only (the |a )?clos",
+    re.I,
+)
+_RAW = re.compile(
+    r"special tokens?[^.;]{0,30}(kept|keep|included|remain|visible|stay)|keep\w*[^.;]{0,30}special|"
+    r"\braw\b|\bincluding (eos|pad|special)|"
+    r"nothing is (removed|stripped)|\bdebug",
+    re.I,
+)
+_POLICY = re.compile(
+    r"\b(policy|model|agent|assistant)(?:'s)?\s+(itself|own|alone|only|wrote|turns)\b|"
+    r"\b(only|just)\b[^.;]{0,40}\b(policy|model|agent|assistant)\b|"
+    r"\b(not|never|without|exclud\w*|skip\w*|drop\w*|no|minus)\b[^.;]{0,30}\b(tool|observations?|environment|env)\b",
+    re.I,
+)
+_MARKUP = re.compile(
+    r"(all|any|every|other|html|xml)\b[^.;]{0,20}\b(tags?|markup|markers|tokens)|special tokens?|angle|"
+    r"<\.\.\.>|sanitiz|"
+    r"\bascii|punctuation|normali[sz]|\bemoji|\bclean\w*|html|markdown",
+    re.I,
+)
+_EOS = re.compile(
+    r"(stop|end|cut|trunc|up to|until|before|through)\w*[^.;]{0,40}(eos|end[- ]of[- ](text|sequence|turn)|stop token)",
+    re.I,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """Promises of one decoder. `None` and `False`: not a word about it."""
+
+    unmarked: Promise | None
+    """What a completion without any marker gives."""
+    unfinished: Promise | None
+    """What a completion gives that opens its reasoning and never closes it."""
+    strips: bool
+    """It may take the reasoning out, by some reading."""
+    removes: bool
+    """It takes the reasoning out, by any reading."""
+    shows: bool
+    """The reasoning is to be seen in the output."""
+    only_reasoning: bool
+    no_open: bool
+    """The opening marker can be missing, because the prompt had it."""
+    raw: bool
+    policy_only: bool
+    markup: bool
+    """Tags or special tokens in general are removed."""
+    stops_at_eos: bool
+    extracts: bool
+    """By name or words an extractor: text without its marker may have no answer."""
+
+
+def contract_of(reading: Reading) -> Contract:
+    """Read the docstring (comments count only where they tell about the prompt and the mask)."""
+    doc = reading.doc
+    said = sentences(doc)
+    return Contract(
+        unmarked=_promise(said, _ABSENT, _UNFINISHED),
+        unfinished=_promise(said, _UNFINISHED, None),
+        strips=bool(_STRIPS.search(doc)),
+        removes=bool(_REMOVES.search(doc)) and not re.search(r"\b(keep|kept|show|judge|under|section)\w*\b", doc, re.I),
+        shows=any(_SHOWS.search(s) and not _STRIPS.search(s) for s in said),
+        only_reasoning=_named_reasoning(reading.name) or any(_ONLY_REASONING.search(s) for s in said[:1]),
+        no_open=bool(_NO_OPEN.search(reading.prose)),
+        raw=bool(_RAW.search(doc)),
+        policy_only=bool(_POLICY.search(reading.prose)),
+        markup=bool(_MARKUP.search(doc)),
+        stops_at_eos=bool(_EOS.search(reading.prose)),
+        extracts=bool(re.search(r"extract|parse|find|between|pull|match|get_answer|final_answer", reading.name, re.I)),
+    )
+
+
+def _promise(said: tuple[str, ...], about: re.Pattern[str], rather: re.Pattern[str] | None) -> Promise | None:
+    """What the first sentence on the subject promises; a sentence that also fits `rather` speaks of that."""
+    for sentence in said:
+        if not about.search(sentence) or (
+            rather and rather.search(sentence) and not re.search(r"\bmarkers?\b", sentence)
+        ):
+            continue
+        # "has no reasoning" says nothing about the answer
+        blank, whole = _BLANK.search(sentence), _WHOLE.search(sentence)
+        if whole and not blank:
+            return "text"
+        if blank:
+            return "empty"
+    return None
+
+
+def _named_reasoning(name: str) -> bool:
+    return bool(
+        re.search(
+            r"(extract|get|parse|pull)_?(the_)?(think|reason|thought|cot)|^(thinking|reasoning|thoughts)_(of|part)",
+            name,
+            re.I,
+        )
+    )

@@ -1,0 +1,314 @@
+"""The half of `decode` that starts from token ids: padding, EOS, masks, and the tokenizer that stands in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rltriage_probes.contract import Check, Raised
+from rltriage_probes.generation.contracts import Contract
+from rltriage_probes.generation.shapes import ANSWERS, INNER, LINE, survival
+from rltriage_probes.model import CallFailed, Pitfall, Subject
+from rltriage_probes.reading import Markers, Pair
+from rltriage_probes.texts import Text, accidental, agrees, quote, rows, violates
+
+TOOL = Pitfall(
+    id="DEC-TOOL-TEXT",
+    family="mask-leak",
+    says="hands text to the reward that the policy did not write, such as tool output",
+)
+PAD_TEXT = Pitfall(
+    id="DEC-PAD-TEXT", family="special-tokens", says="leaves padding tokens as text in front of the reward"
+)
+AFTER_EOS = Pitfall(id="DEC-AFTER-EOS", family="pad-eos", says="reads on behind the token that ends the completion")
+_BLANK = Pitfall(id="DEC-BLANK", family="decode-blank", says="turns completions that a person can read into empty text")
+_STRIP = Pitfall(id="DEC-STRIP", family="decode-strip", says="removes tokens of the visible answer")
+_RAISES = Pitfall(id="DEC-RAISES", family="reward-exception", says="raises on rows that a rollout does contain")
+PITFALLS = (TOOL, PAD_TEXT, AFTER_EOS)
+
+_TOOL_TEXT = "wombat returned 7"
+_CALL = "look it up "
+_LAST = "So it is Quito."
+_JUNK = "zebra junk"
+_LONG = "This row was cut off by the length limit and so it has no end token at all, as happens"
+_PROMPT = "Name it: §"
+
+
+class Tokenizer:
+    """One token a character, the markers as one token each; pad, eos and unknown are special."""
+
+    pad_token, eos_token, unk_token, bos_token = "<pad>", "<eos>", "<unk>", None
+    pad_token_id, eos_token_id, unk_token_id, bos_token_id = 0, 1, 2, None
+    padding_side = "right"
+    name_or_path = "stand-in"
+
+    def __init__(self, markers: Markers | None = None) -> None:
+        pair = markers.reasoning if markers else Pair("<think>", "</think>")
+        self._pieces = [self.pad_token, self.eos_token, self.unk_token, pair.open, pair.close]
+        self._pieces += [chr(c) for c in range(32, 127)] + ["\n", "\t", "§"]
+        self._ids = {p: i for i, p in enumerate(self._pieces)}
+        self._long = sorted(self._pieces, key=len, reverse=True)
+        self.vocab_size = len(self._pieces)
+        self.all_special_ids = [0, 1, 2]
+        self.all_special_tokens = [self.pad_token, self.eos_token, self.unk_token]
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        ids: list[int] = []
+        while text:
+            piece = next((p for p in self._long if text.startswith(p)), text[0])
+            ids.append(self._ids.get(piece, self.unk_token_id))
+            text = text[len(piece) :]
+        return ids
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
+        plain = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
+        flat = [plain] if isinstance(plain, int) else [int(i) for i in plain]
+        return "".join(self._piece(i) for i in flat if not (skip_special_tokens and i in self.all_special_ids))
+
+    def batch_decode(self, sequences: Any, skip_special_tokens: bool = False, **_: Any) -> list[str]:
+        return [self.decode(s, skip_special_tokens) for s in sequences]
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        if isinstance(tokens, str):
+            return self._ids.get(tokens, self.unk_token_id)
+        return [self._ids.get(t, self.unk_token_id) for t in tokens]
+
+    def convert_ids_to_tokens(self, ids: Any, **_: Any) -> Any:
+        plain = ids.tolist() if hasattr(ids, "tolist") else ids
+        return self._piece(plain) if isinstance(plain, int) else [self._piece(int(i)) for i in plain]
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self._ids)
+
+    def __call__(self, text: Any, **_: Any) -> dict[str, Any]:
+        many = [text] if isinstance(text, str) else list(text)
+        ids = [self.encode(t) for t in many]
+        found = {"input_ids": ids, "attention_mask": [[1] * len(i) for i in ids]}
+        return {k: v[0] for k, v in found.items()} if isinstance(text, str) else found
+
+    def _piece(self, i: int) -> str:
+        return self._pieces[i] if 0 <= i < len(self._pieces) else self.unk_token
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    ids: tuple[int, ...]
+    own: tuple[int, ...]
+    """1 on tokens that the policy wrote."""
+    real: tuple[int, ...]
+    """1 on tokens that are not padding."""
+    answer: str
+
+
+def _row(tok: Tokenizer, name: str, pieces: Iterable[tuple[str, int, int]], answer: str) -> _Row:
+    """A row from (text, written by the policy, real) pieces."""
+    ids: list[int] = []
+    own: list[int] = []
+    real: list[int] = []
+    for text, mine, there in pieces:
+        new = tok.encode(text)
+        ids += new
+        own += [mine] * len(new)
+        real += [there] * len(new)
+    return _Row(name, tuple(ids), tuple(own), tuple(real), answer)
+
+
+def _rollout(tok: Tokenizer, pair: Pair) -> list[_Row]:
+    eos = (tok.eos_token, 1, 1)
+    return [
+        _row(tok, "plain answer, then end token", [(ANSWERS[0], 1, 1), eos], ANSWERS[0]),
+        _row(tok, "cut off, no end token", [(_LONG, 1, 1)], _LONG),
+        _row(tok, "closed reasoning, then answer", [(f"{pair.open}{LINE}{pair.close}42", 1, 1), eos], "42"),
+        _row(tok, "tool output between two turns", [(_CALL, 1, 1), (_TOOL_TEXT, 0, 1), (_LAST, 1, 1), eos], _LAST),
+        _row(tok, "text behind the end token", [("It is Lima.", 1, 1), eos, (_JUNK, 0, 0)], "It is Lima."),
+        _row(tok, "end token at once", [eos], ""),
+    ]
+
+
+def _inputs(tok: Tokenizer, rollout: Sequence[_Row], prompt: bool) -> dict[str, Any]:
+    """The rows right-padded into tensors, behind the prompt's columns where the function cuts those off."""
+    import torch
+
+    width = max(len(r.ids) for r in rollout)
+    front = tok.encode(_PROMPT) if prompt else []
+
+    def filled(values: Iterable[int], first: Sequence[int], filler: int) -> list[int]:
+        row = [*first, *values]
+        return row + [filler] * (width + len(first) - len(row))
+
+    return {
+        "token_ids": torch.tensor([filled(r.ids, front, tok.pad_token_id) for r in rollout]),
+        "attention_mask": torch.tensor([filled(r.real, [1] * len(front), 0) for r in rollout]),
+        "completion_mask": torch.tensor([filled(r.own, [0] * len(front), 0) for r in rollout]).float(),
+        "lengths": torch.tensor([sum(r.real) for r in rollout]),
+        "prompt_length": len(front),
+        "completion_length": width,
+        "eos_token_id": tok.eos_token_id,
+        "pad_token_id": tok.pad_token_id,
+        "tokenizer": tok,
+        "prompt": _PROMPT,
+        "prompts": [_PROMPT] * len(rollout),
+    }
+
+
+def example_inputs(raws: Sequence[str]) -> dict[str, Any]:
+    """The same texts as ids, for the binder; without torch only the texts."""
+    try:
+        tok = Tokenizer()
+        rollout = [_row(tok, "plain", [(r, 1, 1), (tok.eos_token, 1, 1)], r) for r in raws]
+        return _inputs(tok, rollout, prompt=False)
+    except ImportError:
+        return {}
+
+
+def run(subject: Subject, markers: Markers, contract: Contract) -> Iterator[Check]:
+    """Checks of a decoder that takes ids."""
+    tok = Tokenizer(markers)
+    rollout = _rollout(tok, markers.reasoning)
+    prompt = "prompt_length" in subject.bound.names
+    try:
+        texts = _decoded(subject, _inputs(tok, rollout, prompt), rollout)
+    except CallFailed as e:
+        yield from _raised(subject, tok, rollout, prompt, e)
+        return
+    if texts is None:
+        says = f"{len(rollout)} rows of ids do not give {len(rollout)} texts"
+        yield violates("decode.batch", "does every row give one text?", says)
+        return
+    got = list(zip(rollout, texts, strict=True))
+    yield from _survive(got, markers, contract)
+    yield _padding(got, contract)
+    yield _ending(subject, got, contract)
+    yield _masked(subject, got, contract)
+
+
+def _decoded(subject: Subject, inputs: Mapping[str, Any], rollout: Sequence[_Row]) -> list[Text] | None:
+    """All rows in one call, or a row a call where the function takes one. Raises `CallFailed`."""
+    n = len(rollout)
+    try:
+        value = subject.bound.call_raw(inputs)
+    except CallFailed as first:
+        alone = _one_by_one(subject, inputs, n)
+        if alone is None:
+            raise first from None
+        return alone
+    many = rows(value, n)
+    return [Text(v) for v in many] if many is not None else _one_by_one(subject, inputs, n)
+
+
+def _one_by_one(subject: Subject, inputs: Mapping[str, Any], n: int) -> list[Text] | None:
+    import torch
+
+    for squeeze in (False, True):
+        parts = [
+            {k: _slice(v, i, squeeze) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+            for i in range(n)
+        ]
+        try:
+            values = [subject.bound.call_raw(p) for p in parts]
+        except CallFailed:  # noqa: PERF203  the second form is another try
+            continue
+        alone = [single[0] if isinstance(v, list) and (single := rows(v, 1)) else v for v in values]
+        if all(isinstance(v, (str, dict, tuple, type(None))) for v in alone):
+            return [Text(v) for v in alone]
+    return None
+
+
+def _slice(tensor: Any, i: int, squeeze: bool) -> Any:
+    return tensor[i] if squeeze else tensor[i : i + 1]
+
+
+def _raised(subject: Subject, tok: Tokenizer, rollout: Sequence[_Row], prompt: bool, e: CallFailed) -> Iterator[Check]:
+    """All rows together raised: find the row that does it, if the plain one doesn't."""
+    probe, asks = "decode.raises", "does every row come through without an exception?"
+    good = rollout[:1]
+    try:
+        plain = _decoded(subject, _inputs(tok, good, prompt), good)
+    except CallFailed:
+        plain = None
+    if plain is None or not plain[0].text.strip():
+        yield Check(probe=probe, asks=asks, outcome=Raised(error=e.error, where=e.where, case="six rows of ids"))
+        return
+    for row in rollout[1:]:
+        try:
+            _decoded(subject, _inputs(tok, [row], prompt), [row])
+        except CallFailed as worse:
+            says = f"raises on a row of this kind: {row.name}; {worse.error} at {worse.where}"
+            yield violates(probe, asks, says, _RAISES, severity="hard" if accidental(worse) else "soft")
+            return
+    yield Check(probe=probe, asks=asks, outcome=Raised(error=e.error, where=e.where, case="six rows of ids"))
+
+
+def _survive(got: Sequence[tuple[_Row, Text]], markers: Markers, contract: Contract) -> Iterator[Check]:
+    extracts = bool(markers.answer) or contract.extracts
+    for probe, asks, index in (
+        ("decode.unmarked", "does text without any marker reach the reward?", 0),
+        ("decode.truncated", "does a row without an end token reach the reward?", 1),
+        ("decode.answer", "does the answer behind a closed block survive?", 2),
+    ):
+        row, text = got[index]
+        if extracts or (index < 2 and contract.unmarked == "empty") or contract.only_reasoning:
+            continue
+        given = f"{row.name}: {quote(row.answer)} gives {quote(text.value)}"
+        how = survival(row.answer, text.text)
+        if how == "gone":
+            yield violates(probe, asks, f"comes out blank, {given}", _BLANK)
+        elif how == "damaged":
+            yield violates(probe, asks, f"does not come through whole, {given}", _STRIP)
+        else:
+            yield agrees(probe, asks, f"{row.name}: comes through")
+    inside = INNER in got[2][1].text
+    yield agrees(
+        "decode.reasoning",
+        "what becomes of the reasoning?",
+        "keeps the reasoning" if inside else "strips the reasoning",
+    )
+
+
+def _padding(got: Sequence[tuple[_Row, Text]], contract: Contract) -> Check:
+    probe, asks = "decode.pads", "is padding kept out of the text?"
+    for row, text in got:
+        if Tokenizer.pad_token in text.text:
+            says = f"padding stands in the text, {row.name}: {quote(text.value)}"
+            return violates(probe, asks, says, PAD_TEXT, severity="soft" if contract.raw else "hard")
+    return agrees(probe, asks, "no padding in the text")
+
+
+def _ending(subject: Subject, got: Sequence[tuple[_Row, Text]], contract: Contract) -> Check:
+    probe, asks = "decode.eos", "does the text stop where the completion does?"
+    _, text = got[4]
+    if _JUNK not in text.text:
+        return agrees(probe, asks, "stops at the end token")
+    if contract.stops_at_eos:
+        says = f"text behind the end token is in it, though the docstring says that it stops there: {quote(text.value)}"
+        return violates(probe, asks, says, AFTER_EOS)
+    if subject.bound.names & {"eos_token_id", "completion_mask", "attention_mask", "lengths"}:
+        says = f"tokens behind the end token, which the masks exclude, are in the text: {quote(text.value)}"
+        return violates(probe, asks, says, AFTER_EOS, severity="soft")
+    return agrees(probe, asks, "decodes the whole row and relies on padding behind the end token")
+
+
+def _masked(subject: Subject, got: Sequence[tuple[_Row, Text]], contract: Contract) -> Check:
+    probe, asks = "decode.mask", "does only what the policy wrote reach the reward?"
+    _, text = got[3]
+    leaks, own = _TOOL_TEXT in text.text, _LAST in text.text
+    given = f"a row with {_TOOL_TEXT!r} between two turns of the policy gives {quote(text.value)}"
+    masks = bool(subject.bound.names & {"completion_mask", "attention_mask"})
+    if "completion_mask" in subject.bound.names and leaks and not own:
+        return violates(probe, asks, f"the mask is taken the wrong way round: {given}", TOOL)
+    if leaks and contract.policy_only and masks:
+        return violates(
+            probe, asks, f"the docstring promises what the policy wrote, and tool output is in the text: {given}", TOOL
+        )
+    if leaks and "completion_mask" in subject.bound.names:
+        return violates(
+            probe, asks, f"tool output is in the text: {given}. Is the reward to see it?", TOOL, severity="soft"
+        )
+    return agrees(
+        probe, asks, "tool output is part of the text" if leaks else "only what the policy wrote is in the text"
+    )

@@ -1,0 +1,1 @@
+"""Roles of the logprobs stage, one a file."""

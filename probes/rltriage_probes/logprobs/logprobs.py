@@ -1,0 +1,447 @@
+"""Log-probabilities of given tokens under a model's logits.
+
+    logp[b, t] = z[b, t, y] / T - log Σ_v exp(z[b, t, v] / T),   y = the token at that place, T = temperature
+
+The sampler draws from softmax(z / T), so the same T belongs into the score (Huang et al. 2024, "The N
+Implementation Details of RLHF with PPO", detail on temperature).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rltriage_probes import probing, solver, tolerance
+from rltriage_probes.contract import Agrees, Check, Named
+from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
+from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
+
+ASKS = "are these the log-probabilities of the tokens, and of which tokens?"
+KEEP = 4
+"""Completion columns of the cases, for functions that return only those."""
+
+# Pitfalls
+
+SIGN = Pitfall(id="LOGP-SIGN", family="sign", says="returns minus the log-probability (log-sum-exp minus the logit)")
+RAW = Pitfall(id="LOGP-RAW-LOGIT", family="normalisation", says="returns the logit without subtracting log-sum-exp")
+PROBABILITY = Pitfall(id="LOGP-PROBABILITY", family="normalisation", says="returns the probability, not its logarithm")
+MAXIMUM = Pitfall(
+    id="LOGP-MAX-FOR-LSE", family="normalisation", says="subtracts the largest logit where log-sum-exp belongs"
+)
+AXIS = Pitfall(id="LOGP-AXIS", family="axis", says="normalises over the positions instead of over the vocabulary")
+GREEDY = Pitfall(id="LOGP-GREEDY", family="axis", says="scores the most likely token instead of the sampled one")
+SHIFT = Pitfall(id="LOGP-SHIFT", family="shift", says="pairs each logit with the token of another position")
+TEMPERATURE_IGNORED = Pitfall(
+    id="LOGP-TEMPERATURE-IGNORED", family="temperature", says="does not divide the logits by the sampling temperature"
+)
+TEMPERATURE_AFTER = Pitfall(
+    id="LOGP-TEMPERATURE-AFTER", family="temperature", says="divides the log-probability, not the logits, by the temperature"
+)
+TEMPERATURE_INVERTED = Pitfall(
+    id="LOGP-TEMPERATURE-INVERTED", family="temperature", says="multiplies the logits by the temperature"
+)
+TEMPERATURE_TWICE = Pitfall(
+    id="LOGP-TEMPERATURE-TWICE", family="temperature", says="divides the logits by the temperature twice"
+)
+UNSTABLE = Pitfall(
+    id="LOGP-OVERFLOW", family="nonfinite", says="exponentiates the logits without subtracting their maximum"
+)
+PACKED = Pitfall(
+    id="LOGP-PACK-CROSS", family="shift", says="scores the first token of the next packed sequence at the end of a sequence"
+)
+NO_ATTENTION_MASK = Pitfall(
+    id="LOGP-NO-ATTENTION-MASK", family="mask-missing", says="runs the model without the attention mask of the padding"
+)
+POSITIVE = Pitfall(
+    id="LOGP-POSITIVE", family="normalisation", says="returns values above 0 or probabilities that do not sum to 1"
+)
+
+# Axes
+
+_ALIGNED = (
+    Option(name="aligned", standing="standard", says="logits already aligned with the tokens"),
+    Option(name="rolled", says="shifts inside, last column is filler", source="OpenRLHF, AReaL"),
+    Option(name="current", says="shifts inside, first column is filler", source="prime-rl"),
+    probing.as_pitfall("behind", SHIFT),
+    probing.as_pitfall("two ahead", SHIFT),
+)
+_INSIDE = (
+    Option(name="inside", standing="standard", says="shifts inside"),
+    probing.as_pitfall("unshifted", SHIFT),
+    probing.as_pitfall("unshifted late", SHIFT),
+    probing.as_pitfall("backwards", SHIFT),
+)
+_LAST = (
+    Option(name="last inside", standing="standard", says="shifts inside, keeps the completion"),
+    probing.as_pitfall("last unshifted", SHIFT),
+    probing.as_pitfall("last late", SHIFT),
+)
+_NORMAL = Axis(
+    name="normal",
+    options=(
+        Option(name="log_softmax", standing="standard"),
+        probing.as_pitfall("flipped", SIGN),
+        probing.as_pitfall("raw", RAW),
+        probing.as_pitfall("probability", PROBABILITY),
+        probing.as_pitfall("maximum", MAXIMUM),
+        probing.as_pitfall("over positions", AXIS),
+        probing.as_pitfall("greedy", GREEDY),
+    ),
+)
+
+
+def axes(subject: Subject, shape: torch.Size, width: int) -> tuple[Axis, ...]:
+    """The axes for a result of this shape, of a case with `width` columns."""
+    if len(shape) == 1:
+        align = (Option(name="inside", standing="standard", says="shifts inside"), Option(name="aligned"))
+    elif shape[1] == width:
+        align = _ALIGNED
+    elif shape[1] == width - 1:
+        align = _INSIDE
+    else:
+        align = _LAST
+    reduce = (Option(name="none", standing="standard"),)
+    if len(shape) == 1:
+        reduce = (Option(name="sum", standing="standard", says="summed over the tokens"), Option(name="mean", says="mean over the tokens"))
+    return (
+        Axis(name="align", options=align), _NORMAL, temperature_axis(subject), Axis(name="reduce", options=reduce)
+    )  # fmt: skip
+
+
+def temperature_axis(subject: Subject) -> Axis:
+    known = temperature_of(subject)
+    if known is None:
+        return Axis(
+            name="temperature",
+            options=(
+                Option(name="none", standing="standard", says="temperature 1 (division, if any, lies with the caller)"),
+                Option(name="before", says="a temperature written into the function"),
+            ),
+        )
+    return Axis(
+        name="temperature",
+        options=(
+            Option(name="before", standing="standard", says="logits divided by the temperature"),
+            probing.as_pitfall("none", TEMPERATURE_IGNORED),
+            probing.as_pitfall("after", TEMPERATURE_AFTER),
+            probing.as_pitfall("times", TEMPERATURE_INVERTED),
+            probing.as_pitfall("twice", TEMPERATURE_TWICE),
+        ),
+    )
+
+
+def temperature_of(subject: Subject) -> float | None:
+    """The temperature that the function runs with, where it takes one at all."""
+    if "temperature" in subject.bound.names:
+        return 0.7
+    value = subject.bound.settings.get("temperature")
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 and value != 1.0:
+        return float(value)
+    return None
+
+
+# Cases
+
+
+def example(intent: Mapping[str, Any]) -> Case:
+    return logits_case("random logits", scale=2.0)
+
+
+def logits_case(name: str, *, scale: float) -> Case:
+    b, t, v = 3, 7, 11
+    g = probing.generator(name)
+    logits = torch.randn(b, t, v, generator=g) * scale
+    ids = torch.randint(3, v, (b, t), generator=g)
+    return _filled(name, logits, ids)
+
+
+def _filled(name: str, logits: Tensor, ids: Tensor) -> Case:
+    b, t = ids.shape
+    lengths = torch.tensor([t, t - 2, t - 1])[:b]
+    prompt = t - KEEP
+    columns = torch.arange(t)[None]
+    attention = (columns < lengths[:, None]).long()
+    completion = (attention * (columns >= prompt)).float()
+    return Case(
+        name=name,
+        inputs={
+            "logits": logits, "token_ids": ids, "labels": ids.where(completion > 0, torch.tensor(-100)),
+            "attention_mask": attention, "completion_mask": completion, "lengths": lengths,
+            "prompt_length": prompt, "completion_length": KEEP, "temperature": 0.7, "chunk_size": 2,
+            "pad_token_id": 0, "eos_token_id": 2,
+            "cu_seqlens": torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int(),
+        },
+    )  # fmt: skip
+
+
+# Reference
+
+
+def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
+    """Log-probs of one case, with d/dlogits of the sum weighted by the cotangent."""
+    t = knobs.get("temperature", 1.0)
+    table = s.remember(("table", options["normal"], options["temperature"], t), lambda: _table(s, options, t))
+    picked = s.remember(
+        ("picked", *options.values(), t), lambda: _picked(table, _ids(s), options["align"], s.value, options["normal"])
+    )
+    return Result(value=_reduced(picked, s, options))
+
+
+def _ids(s: Seen) -> Tensor:
+    ids = s.inputs["labels" if "labels" in s.cache else "token_ids"]
+    assert isinstance(ids, Tensor)
+    return ids
+
+
+def _table(s: Seen, options: Options, t: float) -> Tensor:
+    """[B, T, V]: what each token would get."""
+    z = s.inputs["logits"]
+    assert isinstance(z, Tensor)
+    where = options["temperature"]
+    z = {"none": z, "after": z, "before": z / t, "times": z * t, "twice": z / t / t}[where]
+    lse = z.logsumexp(-1, keepdim=True)
+    normal = options["normal"]
+    table = {
+        "log_softmax": lambda: z - lse, "flipped": lambda: lse - z, "raw": lambda: z,
+        "probability": lambda: (z - lse).exp(), "maximum": lambda: z - z.amax(-1, keepdim=True),
+        "over positions": lambda: z.log_softmax(1), "greedy": lambda: (z - lse).amax(-1, keepdim=True).expand_as(z),
+    }[normal]()  # fmt: skip
+    return table / t if where == "after" else table
+
+
+def _picked(table: Tensor, ids: Tensor, align: str, like: Tensor, normal: str) -> Tensor:
+    ids = ids.clamp(min=0)
+    keep = like.shape[-1] if like.dim() > 1 else KEEP
+    pairs = {
+        "aligned": lambda: (table, ids),
+        "rolled": lambda: (table, ids.roll(-1, 1)),
+        "current": lambda: (table.roll(1, 1), ids),
+        "behind": lambda: (table, ids.roll(1, 1)),
+        "two ahead": lambda: (table, ids.roll(-2, 1)),
+        "inside": lambda: (table[:, :-1], ids[:, 1:]),
+        "unshifted": lambda: (table[:, :-1], ids[:, :-1]),
+        "unshifted late": lambda: (table[:, 1:], ids[:, 1:]),
+        "backwards": lambda: (table[:, 1:], ids[:, :-1]),
+        "last inside": lambda: (table[:, :-1][:, -keep:], ids[:, -keep:]),
+        "last unshifted": lambda: (table[:, -keep:], ids[:, -keep:]),
+        "last late": lambda: (table[:, :-1][:, -keep:], ids[:, :-1][:, -keep:]),
+    }
+    rows, tokens = pairs[align]()
+    return rows.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def _reduced(picked: Tensor, s: Seen, options: Options) -> Tensor:
+    if options["reduce"] == "none":
+        return picked
+    labels = s.inputs["labels"]
+    assert isinstance(labels, Tensor)
+    scored = (labels[:, 1:] if options["align"] == "inside" else labels) != -100
+    total = (picked * scored).sum(-1)
+    return total / scored.sum(-1) if options["reduce"] == "mean" else total
+
+
+# The probe
+
+
+def run(subject: Subject) -> Iterator[Check]:
+    """The formula first; then what makes it fail on real logits."""
+    if "logits" not in subject.bound.names:
+        from rltriage_probes.logprobs import scoring
+
+        yield from scoring.run(subject)
+        return
+    try:
+        observed = [_observed(subject, c) for c in (example({}), logits_case("peaked logits", scale=6.0))]
+    except CallFailed as e:
+        yield probing.raised("logprobs.formula", ASKS, "random logits", e)
+        return
+    base = axes(subject, observed[0].value.shape, 7)
+    known = temperature_of(subject)
+    knobs = (
+        probing.knob(
+            subject, "temperature", (), (1.0,), fit=(0.05, 20.0), within=(0.05, 20.0),
+            active=lambda o: o["temperature"] != "none",
+        )
+        if known is None
+        else Knob(name="temperature", values=(known,), known=True),
+    )  # fmt: skip
+    best = solver.solve(observed, reference, base, knobs)
+    yield _formula_check(subject, observed, base, best)
+    if best is None:
+        yield from _bounds(subject, observed[0])
+        return
+    if "cu_seqlens" in subject.bound.names:
+        yield _borders(observed[0])
+    elif not best.pitfalls:
+        yield from _gradient(subject, observed[0], best)
+    yield from _stable(subject, observed[0])
+
+
+def _observed(subject: Subject, case: Case) -> Seen:
+    s = probing.observe(subject, case, wrt=("logits",))
+    if "token_ids" not in subject.bound.names:
+        s.cache["labels"] = torch.ones(())
+    if s.value.dim() == 2:
+        s.where = _compared(subject, case, s.value)
+    return s
+
+
+def _compared(subject: Subject, case: Case, value: Tensor) -> Tensor:
+    """Positions whose value is fixed by the inputs: inside every mask that the function gets, off the ends."""
+    ids = case.inputs["token_ids"]
+    inside = torch.ones_like(ids, dtype=torch.bool)
+    for word in ("attention_mask", "completion_mask"):
+        if word in subject.bound.names:
+            inside &= case.inputs[word] > 0
+    if subject.bound.names & {"lengths", "cu_seqlens"}:
+        inside &= case.inputs["attention_mask"] > 0
+    if "cu_seqlens" in subject.bound.names:
+        inside[:, :-1] &= inside[:, 1:].clone()
+    if "labels" in subject.bound.names:
+        inside &= case.inputs["labels"] != -100
+    width = value.shape[1]
+    if width < ids.shape[1]:
+        return inside[:, -width:]
+    ends = torch.ones_like(inside)
+    ends[:, 0], ends[:, -2:] = False, False
+    return inside & ends
+
+
+def _formula_check(subject: Subject, observed: list[Seen], base: tuple[Axis, ...], best: Solution | None) -> Check:
+    probe = "logprobs.formula"
+    if best is None:
+        nearest = {a.name: a.options[0].name for a in base}
+        t = temperature_of(subject)
+        found = probing.distance(observed, reference, nearest, {} if t is None else {"temperature": t})
+        return Check(
+            probe=probe, asks=ASKS, outcome=probing.diverges("no known way of scoring tokens gives these values", found)
+        )
+    convention = solver.convention(base, best)
+    named = list(solver.named(best.pitfalls, dict(best.knobs)))
+    named += _misdeclared(subject, best)
+    if named:
+        found = probing.distance(observed, reference, probing.right_twin(base, best), best.knobs)
+        return Check(probe=probe, asks=ASKS, outcome=probing.known_bug(named, convention, found))
+    return Check(probe=probe, asks=ASKS, outcome=Agrees(convention=convention))
+
+
+def _misdeclared(subject: Subject, best: Solution) -> list[Named]:
+    """A temperature written into the function that is not the declared one."""
+    wanted, baked = subject.intent.get("temperature"), best.knobs.get("temperature")
+    if temperature_of(subject) is not None or best.options["temperature"] != "before" or baked is None:
+        return []
+    if not isinstance(wanted, (int, float)) or wanted == baked:
+        return []
+    says = f"divides the logits by {baked:.4g}, while the pipeline samples at temperature {float(wanted):.4g}"
+    p = TEMPERATURE_IGNORED
+    return [Named(pitfall=p.id, family=p.family, says=says, numbers={"used": baked, "declared": float(wanted)})]
+
+
+def _borders(s: Seen) -> Check:
+    """Last slot of each packed sequence: no token follows there, so it holds 0 or filler that the caller masks."""
+    asks = "does every packed sequence end without a look at the next one?"
+    lengths = s.inputs["lengths"]
+    ids = s.inputs["token_ids"]
+    assert isinstance(lengths, Tensor) and isinstance(ids, Tensor)
+    last = s.value.gather(1, lengths[:, None] - 1).squeeze(1)
+    logits = s.inputs["logits"]
+    assert isinstance(logits, Tensor)
+    rows = torch.arange(ids.shape[0] - 1)
+    crossing = [
+        (logits[rows, lengths[:-1] - 1] / scale).log_softmax(-1).gather(1, ids[1:, :1]).squeeze(1) for scale in (0.7, 1.0)
+    ]
+    crosses = any(tolerance.equal(last[:-1], c, "float32") for c in crossing)
+    if crosses and float(last[-1].abs()) == 0.0:
+        says = (
+            "the last slot of every sequence but the very last holds the log-prob of the next sequence's first token, "
+            "although the very last slot is cleared"
+        )
+        return probing.violation("logprobs.borders", asks, says, PACKED)
+    words = "filler at the end of each sequence, which the caller has to mask" if crosses else "nothing crosses a border"
+    return probing.holds("logprobs.borders", asks, words)
+
+
+def _gradient(subject: Subject, s: Seen, best: Solution) -> Iterator[Check]:
+    """d logp / d logits of compared positions, where the function is differentiable at all."""
+    got = s.grads.get("logits")
+    if got is None or s.value.dim() != 2 or s.where is None:
+        return
+    asks = "does the gradient equal that of a log-softmax?"
+    z = s.inputs["logits"]
+    assert isinstance(z, Tensor)
+    leaf = z.clone().requires_grad_(True)
+    copy = Seen(case=s.case, inputs={**s.inputs, "logits": leaf}, value=s.value, grads={}, dtype=s.dtype)
+    copy.cache.update({k: v for k, v in s.cache.items() if k == "labels"})
+    want = reference(copy, best.options, best.knobs).value
+    from rltriage_probes.invoke import cotangent
+
+    (g,) = torch.autograd.grad((want * cotangent(want.shape).double()).sum(), leaf)
+    rows = s.where
+    if best.options["align"] in ("inside", "last inside"):
+        full = torch.zeros(z.shape[:2], dtype=torch.bool)
+        full[:, -rows.shape[1] - 1 : -1] = rows
+        rows = full
+    elif best.options["align"] == "current":
+        rows = rows.roll(-1, 1)
+    found = tolerance.gap("gradient of logits", s.case, got[rows], g[rows], s.dtype)
+    if found is None:
+        yield probing.holds("logprobs.gradient", asks, "gradient of a log-softmax")
+    else:
+        says = "the values are right but their gradient is not that of a log-softmax"
+        yield Check(probe="logprobs.gradient", asks=asks, outcome=probing.diverges(says, found))
+
+
+def _stable(subject: Subject, s: Seen) -> Iterator[Check]:
+    """Adding a constant to all logits of a position changes nothing; exp(logit) without care overflows."""
+    asks = "do large logits leave the result finite?"
+    case = example({})
+    moved = Case(name="logits + 120", inputs={**case.inputs, "logits": case.inputs["logits"] + 120.0})
+    try:
+        again = _observed(subject, moved)
+    except CallFailed as e:
+        yield probing.raised("logprobs.large-logits", asks, moved.name, e)
+        return
+    actual, expected = (again.value, s.value) if s.where is None else (again.value[s.where], s.value[s.where])
+    if not bool(actual.isfinite().all()):
+        says = "gives inf or NaN when all logits are 120 higher, which leaves every probability as it was"
+        yield probing.violation(
+            "logprobs.large-logits", asks, says, UNSTABLE,
+            gap=tolerance.gap("value", moved.name, actual, expected, "float32"),
+        )  # fmt: skip
+    elif tolerance.equal(actual, expected, "float16"):
+        yield probing.holds("logprobs.large-logits", asks, "finite and unchanged with all logits 120 higher")
+
+
+def _bounds(subject: Subject, s: Seen) -> Iterator[Check]:
+    """No formula fits: log-probabilities are still at most 0."""
+    asks = "is no log-probability above 0?"
+    value = s.value if s.where is None else s.value[s.where]
+    sentinel = value.numel() > 0 and bool((value == 1.0).all())
+    worst = float(value.max()) if value.numel() else 0.0
+    if worst > 1e-4 and not sentinel:
+        says = f"the largest of these log-probabilities is {worst:.4g}; a probability can't exceed 1"
+        yield probing.violation("logprobs.bound", asks, says, POSITIVE, SIGN, RAW, numbers={"largest": worst})
+    elif value.numel():
+        yield probing.holds("logprobs.bound", asks, f"all of them are at most 0 (largest {worst:.4g})")
+
+
+ROLE = Role(
+    name="logprobs",
+    stage="logprobs",
+    asks="logits [B, T, V] and token ids -> log-probs [B, T], [B, T-1], [B, completion] or sums [B]",
+    takes=(
+        "logits", "token_ids", "labels", "temperature", "attention_mask", "completion_mask", "lengths", "prompt_length",
+        "completion_length", "cu_seqlens", "chunk_size", "model", "pad_token_id", "eos_token_id",
+    ),
+    needs=(("logits", "model"), ("token_ids", "labels")),
+    returns="per token",
+    example=example,
+    run=run,
+    pitfalls=(
+        SIGN, RAW, PROBABILITY, MAXIMUM, AXIS, GREEDY, SHIFT, TEMPERATURE_IGNORED, TEMPERATURE_AFTER,
+        TEMPERATURE_INVERTED, TEMPERATURE_TWICE, UNSTABLE, PACKED, NO_ATTENTION_MASK, POSITIVE,
+    ),
+)  # fmt: skip

@@ -1,0 +1,156 @@
+"""Per-token estimates of KL(policy || reference), as functions of their own.
+
+Formulas and their sources: `estimators.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from rltriage_probes import probing, solver, tolerance
+from rltriage_probes.contract import Agrees, Check
+from rltriage_probes.loss import estimators, surrogate
+from rltriage_probes.model import Axis, CallFailed, Case, Option, Role, Subject
+from rltriage_probes.solver import Knobs, Options, Result, Seen, Solution
+
+ASKS = "which estimator of KL(policy || reference) is this?"
+WRT = ("logprobs",)
+
+
+def example(intent: Mapping[str, Any]) -> Case:
+    return _case("log-ratios of both signs")
+
+
+def _case(name: str) -> Case:
+    b, t = 4, 6
+    g = probing.generator(name)
+    lengths = torch.tensor([6, 4, 5, 2])
+    mask = (torch.arange(t)[None] < lengths[:, None]).float()
+    mask[0, 2] = 0.0
+    logp = -torch.rand(b, t, generator=g) * 3 - 0.05
+    ref = logp + torch.randn(b, t, generator=g) * 0.8
+    old = logp + torch.randn(b, t, generator=g) * 0.3
+    inputs = {
+        "logprobs": logp, "ref_logprobs": ref, "old_logprobs": old, "completion_mask": mask,
+        "attention_mask": mask.long(), "lengths": lengths, "ratio": (logp - old).exp(), "token_count": float(mask.sum()),
+    }  # fmt: skip
+    return Case(name=name, inputs=inputs)
+
+
+def axes(subject: Subject, *, scalar: bool) -> tuple[Axis, ...]:
+    """Estimator, direction, sign, gradient; and the mean where the function returns one number."""
+    wanted = estimators.SYNONYMS.get(str(subject.intent.get("kl_estimator") or "").lower(), "")
+    set_here = estimators.SYNONYMS.get(str(subject.bound.settings.get("kl_estimator") or "").lower(), "")
+    with_ratio = bool(subject.bound.names & {"old_logprobs", "ratio"})
+    return (
+        estimators.estimator_axis(with_ratio=with_ratio, wanted=set_here or wanted, pitfall=estimators.ESTIMATOR),
+        Axis(
+            name="direction",
+            options=(Option(name="own", standing="standard"), probing.as_pitfall("reversed", estimators.REVERSED)),
+        ),
+        Axis(name="sign", options=(Option(name="plus", standing="standard"), probing.as_pitfall("minus", estimators.SIGN))),
+        surrogate.aggregation(subject, scalar=scalar),
+        surrogate.masking(subject, scalar=scalar),
+    )
+
+
+def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
+    """β · estimate, [B, T] or averaged."""
+    estimate = estimators.reversed_estimate if options["direction"] == "reversed" else estimators.estimate
+    logp, ref = surrogate.tensor(s, "logprobs"), surrogate.tensor(s, "ref_logprobs")
+    tokens = estimate(options["estimator"], logp, ref, lambda: _ratio(s)) * knobs.get("beta", 1.0)
+    value = surrogate.aggregated(-tokens if options["sign"] == "minus" else tokens, s, options)
+    return Result(value=value, grads=lambda: surrogate.gradients(value, s))
+
+
+def _ratio(s: Seen) -> torch.Tensor:
+    return surrogate.tensor(s, "ratio") if "uses ratio" in s.cache else surrogate.log_ratio(s).exp()
+
+
+def run(subject: Subject) -> Iterator[Check]:
+    try:
+        seen = [_observed(subject, _case(n)) for n in ("log-ratios of both signs", "other log-ratios")]
+    except CallFailed as e:
+        yield probing.raised("kl.formula", ASKS, "log-ratios of both signs", e)
+        return
+    scalar = seen[0].value.dim() == 0
+    base = axes(subject, scalar=scalar)
+    knobs = (probing.knob(subject, "beta", ("beta",), (1.0,)),)
+    found = solver.solve(seen, reference, base, knobs)
+    yield _formula_check(seen, base, found)
+    if found is not None and not found.pitfalls and "completion_mask" in subject.bound.names:
+        yield from _filler(subject)
+
+
+def _observed(subject: Subject, case: Case) -> Seen:
+    s = probing.observe(subject, case, WRT)
+    logp = s.inputs["logprobs"]
+    assert isinstance(logp, torch.Tensor)
+    if s.grads:
+        s.cache["leaf:logprobs"] = logp.clone().requires_grad_(True)
+    if "ratio" in subject.bound.names:
+        s.cache["uses ratio"] = torch.ones(())
+    if s.value.dim() == 2 and "completion_mask" in subject.bound.names:
+        s.where = case.inputs["completion_mask"] > 0
+        s.grad_where = {"logprobs": s.where}
+    return s
+
+
+def _formula_check(seen: list[Seen], base: tuple[Axis, ...], found: Solution | None) -> Check:
+    if found is None:
+        nearest = {a.name: a.options[0].name for a in base}
+        gap = probing.distance(seen, reference, nearest, {})
+        outcome = probing.diverges("no known KL estimator gives these values", gap)
+        return Check(probe="kl.formula", asks=ASKS, outcome=outcome)
+    convention = solver.convention(base, found, {k: v for k, v in found.knobs.items() if v != 1.0})
+    if found.pitfalls:
+        gap = probing.distance(seen, reference, probing.right_twin(base, found), found.knobs)
+        outcome = probing.known_bug(solver.named(found.pitfalls, {}), convention, gap)
+        return Check(probe="kl.formula", asks=ASKS, outcome=outcome)
+    return Check(probe="kl.formula", asks=ASKS, outcome=Agrees(convention=convention))
+
+
+def _filler(subject: Subject) -> Iterator[Check]:
+    """Filler behind the mask, of any size: a promise that only some functions make."""
+    if not probing.claims(subject, r"filler", r"sentinel", r"arbitrary", r"any (value|size)", r"garbage|junk"):
+        return
+    asks = "does filler at masked positions stay out of the estimate?"
+    base = example({})
+    mask = base.inputs["completion_mask"] > 0
+    logp = base.inputs["logprobs"].where(mask, torch.tensor(0.0))
+    ref = base.inputs["ref_logprobs"].where(mask, torch.tensor(150.0))
+    try:
+        plain = _observed(subject, base)
+        again = _observed(
+            subject, Case(name="filler behind the mask", inputs={**base.inputs, "logprobs": logp, "ref_logprobs": ref})
+        )
+    except CallFailed as e:
+        yield probing.raised("kl.filler", asks, "filler behind the mask", e)
+        return
+    both = (again.value, plain.value)
+    found = tolerance.gap("value", "filler behind the mask", *both, "float32")
+    if found is None:
+        yield probing.holds("kl.filler", asks, "masked positions are never read")
+        return
+    says = "filler at masked positions changes the result (exp overflows before the mask is applied)"
+    yield probing.violation("kl.filler", asks, says, estimators.OVERFLOW, gap=found)
+
+
+ROLE = Role(
+    name="kl",
+    stage="loss",
+    asks="log-probs of policy and reference -> KL estimates [B, T], or their mean",
+    takes=("logprobs", "ref_logprobs", "completion_mask", "old_logprobs", "ratio", "attention_mask", "kl_estimator", "beta", "token_count"),
+    needs=(("logprobs",), ("ref_logprobs",)),
+    returns="per token",
+    example=example,
+    run=run,
+    pitfalls=(
+        estimators.ESTIMATOR, estimators.REVERSED, estimators.SIGN, estimators.OVERFLOW, surrogate.AGGREGATION,
+        surrogate.PADDED_DENOMINATOR, surrogate.MASK_MISSING, surrogate.MASK_INVERTED, surrogate.MASK_SHIFT,
+        surrogate.MASK_NUMERATOR,
+    ),
+)  # fmt: skip

@@ -1,0 +1,464 @@
+"""Policy losses: a clipped surrogate and, inside the same function, a KL term and an entropy bonus.
+
+The three parts add up, so each is observed alone: the surrogate as loss(A) - loss(0), the KL term as loss(A = 0), the
+entropy bonus as the difference that entropies make. Formulas: `surrogate.py` and `estimators.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rltriage_probes import probing, solver, tolerance
+from rltriage_probes.contract import Agrees, Check, Convention, Gap, Named, Outcome
+from rltriage_probes.loss import estimators, surrogate
+from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
+from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
+
+ASKS = "which surrogate, ratio and mean make up this loss?"
+WRT = ("logprobs", "ratio", "log_ratio", "negative_log_ratio")
+
+NOT_FINITE = Pitfall(id="LOSS-NOT-FINITE", family="nonfinite", says="gives NaN or inf on ordinary inputs")
+NO_GRADIENT = Pitfall(
+    id="LOSS-NO-GRADIENT", family="gradient-cut", says="returns a loss that no gradient flows through"
+)
+WRONG_WAY = Pitfall(
+    id="LOSS-WRONG-WAY", family="sign", says="pushes tokens with a positive advantage down and those with a negative one up"
+)
+MIXED_ROW = Pitfall(
+    id="LOSS-MIXED-ROW", family="axis", says="gives tokens of one response gradients of opposite direction on-policy"
+)
+READS_MASKED = Pitfall(
+    id="LOSS-MASK-LEAK", family="mask-leak", says="lets log-probs at masked positions into the loss or its gradient"
+)
+ENTROPY_SIGN = Pitfall(
+    id="LOSS-ENTROPY-SIGN", family="sign", says="adds the entropy to the loss, so exploration is punished"
+)
+
+# Cases
+
+_DELTAS = (0.03, -0.04, 0.21, 0.3, -0.25, -0.5, 1.4, -1.3, 0.1, -0.12, 0.262, 0.6, -0.21, 0.17, 2.6, -0.02)
+"""new - old: on every side of 0.2, 0.28, 1 and of a dual clip of 3."""
+
+
+def example(intent: Mapping[str, Any]) -> Case:
+    """Rows of unequal length, both signs of the advantage, ratios on every side of every usual bound."""
+    return _case("straddling ratios")
+
+
+def _case(name: str) -> Case:
+    b, t = 6, 8
+    g = probing.generator(name)
+    lengths = torch.tensor([8, 5, 3, 7, 2, 6])
+    mask = (torch.arange(t)[None] < lengths[:, None]).float()
+    mask[0, 3] = 0.0
+    logp = -torch.rand(b, t, generator=g) * 3 - 0.05
+    order = torch.randperm(b * t, generator=g) % len(_DELTAS)
+    delta = torch.tensor(_DELTAS)[order].view(b, t) * (0.9 + 0.2 * torch.rand(b, t, generator=g))
+    ref = logp + torch.randn(b, t, generator=g) * 0.7
+    advantages = torch.tensor([1.3, -0.8, 0.6, -1.7, -0.4, 0.9]) * (0.8 + 0.4 * torch.rand(b, generator=g))
+    return _filled(name, logp, logp - delta, ref, advantages, mask)
+
+
+def _filled(name: str, logp: Tensor, old: Tensor, ref: Tensor, advantages: Tensor, mask: Tensor) -> Case:
+    b, t = mask.shape
+    return Case(
+        name=name,
+        inputs={
+            "logprobs": logp, "old_logprobs": old, "ref_logprobs": ref, "rollout_logprobs": old.clone(),
+            "advantages": advantages, "completion_mask": mask, "attention_mask": mask.long(), "lengths": mask.sum(-1).long(),
+            "ratio": (logp - old).exp(), "log_ratio": logp - old, "negative_log_ratio": old - logp,
+            "entropies": torch.zeros(b, t), "token_count": float(mask.sum()), "row_count": float(b),
+            "token_ids": torch.arange(b * t).view(b, t) % 9 + 3, "max_completion_length": 16, "group_size": 2,
+        },
+    )  # fmt: skip
+
+
+# Observing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What was seen of each part, on every case."""
+
+    policy: list[Seen]
+    kl: list[Seen]
+    scalar: bool
+
+
+def observe(subject: Subject, case: Case) -> tuple[Seen, Seen]:
+    """The surrogate alone and the rest alone. Raises `CallFailed`."""
+    full = probing.observe(subject, case, WRT)
+    rest = probing.observe(subject, case, WRT, {"advantages": torch.zeros_like(case.inputs["advantages"])})
+    grads = {k: full.grads.get(k, 0.0) - rest.grads.get(k, 0.0) for k in {*full.grads, *rest.grads}}
+    policy = Seen(
+        case=case.name, inputs=full.inputs, value=full.value - rest.value,
+        grads={k: g for k, g in grads.items() if isinstance(g, Tensor)}, dtype=full.dtype,
+    )  # fmt: skip
+    for s in (policy, rest):
+        _prepare(subject, case, s)
+    noise = torch.full((), 4e-7 * float(full.value.abs().max() + rest.value.abs().max()), dtype=torch.float64)
+    policy.cache["conditioning"] = noise
+    return policy, rest
+
+
+def _prepare(subject: Subject, case: Case, s: Seen) -> None:
+    """Leaves for the reference, and which elements count where the function does not reduce."""
+    for word in WRT:
+        if word in subject.bound.names:
+            value = s.inputs[word]
+            assert isinstance(value, Tensor)
+            s.cache["leaf:" + word] = value.clone().requires_grad_(True)
+    if s.value.dim() == 2:
+        s.where = case.inputs["completion_mask"] > 0
+        s.grad_where = {w: s.where for w in WRT}
+
+
+# Reference of the rest
+
+
+def rest_reference(s: Seen, options: Options, knobs: Knobs) -> Result:
+    """β · agg(KL) of one case, advantages being 0."""
+    if options["estimator"] == "none":
+        value = torch.zeros_like(s.value)
+        return Result(value=value, grads=lambda: surrogate.gradients(value, s))
+    key = ("kl", *(options[k] for k in ("estimator", "direction", "gradient")))
+    tokens = s.remember(key, lambda: _kl_tokens(s, options))
+    tokens = tokens * knobs["beta"]
+    value = surrogate.aggregated(-tokens if options["kl sign"] == "minus" else tokens, s, options)
+    return Result(value=value, grads=lambda: surrogate.gradients(value, s))
+
+
+def _kl_tokens(s: Seen, options: Options) -> Tensor:
+    estimate = estimators.reversed_estimate if options["direction"] == "reversed" else estimators.estimate
+    logp, ref = surrogate.tensor(s, "logprobs"), surrogate.tensor(s, "ref_logprobs")
+    out = estimate(options["estimator"], logp, ref, lambda: surrogate.log_ratio(s).exp())
+    return out.detach() if options["gradient"] == "cut" else out
+
+
+def rest_axes(subject: Subject, *, scalar: bool) -> tuple[Axis, ...]:
+    """The axes of the KL term as they concern this function."""
+    none = Option(name="none", standing="standard", says="no KL term")
+    wanted = estimators.SYNONYMS.get(str(subject.intent.get("kl_estimator") or "").lower(), "")
+    if "ref_logprobs" not in subject.bound.names:
+        estimator = Axis(name="estimator", options=(none,))
+    else:
+        with_ratio = "old_logprobs" in subject.bound.names
+        inner = estimators.estimator_axis(with_ratio=with_ratio, wanted=wanted, pitfall=estimators.ESTIMATOR)
+        estimator = Axis(name="estimator", options=(*inner.options[:1], none, *inner.options[1:]))
+    on = lambda o: o["estimator"] != "none"  # noqa: E731
+    plain = surrogate.aggregation(subject, scalar=scalar)
+    mask = surrogate.masking(subject, scalar=scalar)
+    return (
+        estimator,
+        Axis(
+            name="direction",
+            options=(Option(name="own", standing="standard"), probing.as_pitfall("reversed", estimators.REVERSED)),
+            when=on,
+        ),
+        Axis(
+            name="kl sign",
+            options=(Option(name="plus", standing="standard"), probing.as_pitfall("minus", estimators.SIGN)),
+            when=on,
+        ),
+        Axis(
+            name="gradient",
+            options=(Option(name="flows", standing="standard"), probing.as_pitfall("cut", estimators.DETACHED)),
+            when=on,
+        ),
+        Axis(name=plain.name, options=plain.options, when=on),
+        Axis(name=mask.name, options=mask.options, when=on),
+    )  # fmt: skip
+
+
+# Knobs
+
+
+def clip_knobs(subject: Subject) -> tuple[Knob, ...]:
+    """Clip distances and the dual clip: known, written in the function, or usual."""
+    clipping = lambda o: o["surrogate"] in surrogate.CLIPPING  # noqa: E731
+    apart = lambda o: clipping(o) and o["bounds"] == "apart"  # noqa: E731
+    capped = lambda o: o["surrogate"] in ("dual", "delta")  # noqa: E731
+    near = (1e-5, 8.0)
+    return (
+        probing.knob(
+            subject, "clip_low", ("clip_low", "clip"), (0.2, 3e-4, 0.1), active=clipping, fit=(1e-4, 5.0), within=near
+        ),
+        probing.knob(
+            subject, "clip_high", ("clip_high", "clip"), (0.28, 4e-4, 0.272, 0.2), active=apart, fit=(1e-4, 8.0), within=near
+        ),
+        probing.knob(subject, "dual_clip", ("dual_clip",), (3.0, 4.0, 10.0), active=capped, fit=(1.01, 50.0), within=(1.0, 1e4)),
+    )  # fmt: skip
+
+
+def beta_knob(subject: Subject, seen: list[Seen]) -> Knob:
+    """The KL weight: known, or anything, since the term is linear in it."""
+    return probing.knob(
+        subject, "beta", ("beta",), (0.04, 0.01, 0.001, 0.1, 1.0), active=lambda o: o["estimator"] != "none",
+        fit=(1e-6, 1e3), within=(1e-8, 1e3),
+    )  # fmt: skip
+
+
+# The probe
+
+
+def run(subject: Subject) -> Iterator[Check]:
+    """Surrogate, KL term, entropy bonus; then relations that need no formula."""
+    names = subject.bound.names
+    try:
+        seen = [observe(subject, _case(n)) for n in ("straddling ratios", "other ratios")]
+    except CallFailed as e:
+        yield probing.raised("policy_loss.formula", ASKS, "straddling ratios", e)
+        return
+    first = seen[0][0]
+    if not bool((first.value if first.where is None else first.value[first.where]).isfinite().all()):
+        yield probing.violation(
+            "policy_loss.finite", "is the loss finite?", "the loss is NaN or inf on ordinary log-probs", NOT_FINITE
+        )
+        return
+    parts = Parts(policy=[p for p, _ in seen], kl=[k for _, k in seen], scalar=first.value.dim() == 0)
+    subject.progress(1, 3, "surrogate")
+    policy = _solve_policy(subject, parts)
+    yield _policy_check(subject, parts, policy)
+    if policy is None:
+        yield from _relations(subject, parts)
+    subject.progress(2, 3, "KL term")
+    if "ref_logprobs" in names or _has_rest(parts):
+        yield from _rest_check(subject, parts, policy)
+    if "entropies" in names:
+        yield from _entropy_check(subject)
+    if policy is not None and not policy.pitfalls and "completion_mask" in names:
+        yield from _masked_filler(subject)
+
+
+def _has_rest(parts: Parts) -> bool:
+    return any(float(_compared(s).abs().max()) > 1e-7 for s in parts.kl)
+
+
+def _compared(s: Seen) -> Tensor:
+    return s.value if s.where is None else s.value[s.where]
+
+
+def _solve_policy(subject: Subject, parts: Parts) -> Solution | None:
+    axes = surrogate.axes(subject, scalar=parts.scalar)
+    return solver.solve(parts.policy, surrogate.reference, axes, clip_knobs(subject))
+
+
+def _policy_check(subject: Subject, parts: Parts, policy: Solution | None) -> Check:
+    axes = surrogate.axes(subject, scalar=parts.scalar)
+    outcome: Outcome
+    if policy is None:
+        outcome = _nearest(subject, parts, axes)
+    else:
+        convention = solver.convention(axes, policy)
+        if policy.pitfalls:
+            gap = probing.distance(parts.policy, surrogate.reference, probing.right_twin(axes, policy), _all_knobs(policy))
+            named = solver.named(policy.pitfalls, dict(policy.knobs))
+            outcome = probing.known_bug(named, convention, gap, _severity(subject, policy))
+        else:
+            outcome = Agrees(convention=convention)
+    return Check(probe="policy_loss.formula", asks=ASKS, outcome=outcome)
+
+
+def _all_knobs(policy: Solution) -> Knobs:
+    return {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, **policy.knobs}
+
+
+def _severity(subject: Subject, policy: Solution) -> Any:
+    """An objective that says it is to be maximised has the sign it should have."""
+    signs = {p.pitfall for p in policy.pitfalls}
+    if signs == {surrogate.SIGN} and probing.claims(subject, r"maximi[sz]", r"objective \(not", r"to be ascended"):
+        return "soft"
+    return "hard"
+
+
+def _nearest(subject: Subject, parts: Parts, axes: tuple[Axis, ...]) -> Outcome:
+    """No combination fits: say whether a right one fits but for a global factor."""
+    knobs = clip_knobs(subject)
+    for options, _ in solver.combinations(axes, 0):
+        values = {k.name: k.values[0] for k in knobs if k.active(options)}
+        factors = [_factor(s, surrogate.reference(s, options, values)) for s in parts.policy]
+        if None not in factors and abs(factors[0] / factors[-1] - 1) < 1e-3:  # type: ignore[operator]
+            words = solver.convention(axes, Solution(options=options, knobs=values, pitfalls=())).summary
+            says = f"equals {words}, times {factors[0]:.6g}"
+            return probing.diverges(says, None, {"factor": factors[0]})  # type: ignore[dict-item]
+    standard = {a.name: a.options[0].name for a in axes}
+    gap = probing.distance(parts.policy, surrogate.reference, standard, {"clip_low": 0.2, "clip_high": 0.2})
+    return probing.diverges("no known surrogate gives this loss", gap)
+
+
+def _factor(s: Seen, want: Result) -> float | None:
+    if s.value.dim() != 0:
+        return None
+    expected = want.value.detach()
+    if float(expected.abs()) < 1e-12 or float(s.value.abs()) < 1e-12:
+        return None
+    factor = float(s.value / expected)
+    for word, g in want.grads().items():
+        have = s.grads.get(word)
+        if have is None or not tolerance.equal(have / factor, g, "float16"):
+            return None
+    return factor
+
+
+# KL and entropy
+
+
+def _rest_check(subject: Subject, parts: Parts, policy: Solution | None) -> Iterator[Check]:
+    asks = "which estimator of the KL to the reference is added?"
+    probe = "policy_loss.kl"
+    axes = rest_axes(subject, scalar=parts.scalar)
+    if policy is not None:
+        axes = tuple(_like(a, policy) for a in axes)
+    found = solver.solve(parts.kl, rest_reference, axes, (beta_knob(subject, parts.kl),))
+    if found is None:
+        says = "with advantages of 0 the loss is not a known KL term"
+        gap = probing.distance(parts.kl, rest_reference, {a.name: a.options[0].name for a in axes}, {"beta": 0.04})
+        yield Check(probe=probe, asks=asks, outcome=probing.diverges(says, gap))
+        return
+    convention = solver.convention(axes, found)
+    named = list(solver.named(found.pitfalls, dict(found.knobs)))
+    if found.options["estimator"] == "none" and _weighs(subject):
+        p = estimators.MISSING
+        named.append(Named(pitfall=p.id, family=p.family, says=p.says, numbers={"beta": _beta(subject)}))
+    if named:
+        knobs = {"beta": _beta(subject) or 0.04, **found.knobs}
+        twin = probing.right_twin(axes, found)
+        if twin["estimator"] == "none":
+            twin["estimator"] = "k3"
+        gap: Gap | None = probing.distance(parts.kl, rest_reference, twin, knobs)
+        yield Check(probe=probe, asks=asks, outcome=probing.known_bug(named, convention, gap))
+    elif found.options["estimator"].startswith("k1"):
+        p = estimators.K1_LOSS
+        says = "adds the plain log-ratio (k1) to the loss: over tokens of the policy its gradient averages 0"
+        yield probing.violation(probe, asks, says, p, severity="soft")
+    else:
+        yield Check(probe=probe, asks=asks, outcome=Agrees(convention=convention))
+
+
+def _like(axis: Axis, policy: Solution) -> Axis:
+    """Aggregation and mask of the KL term: first those of the surrogate, which is what most code shares."""
+    name = policy.options.get(axis.name)
+    options = sorted(axis.options, key=lambda o: (o.standing == "pitfall", o.name != name))
+    if axis.name in ("agg", "mask") and any(p.name == name for p in policy.pitfalls):
+        same = next(o for o in axis.options if o.name == name)
+        options = [Option(name=same.name, standing="standard"), *(o for o in options if o.name != name)]
+    return Axis(name=axis.name, options=tuple(options) if axis.name in ("agg", "mask") else axis.options, when=axis.when)
+
+
+def _beta(subject: Subject) -> float:
+    value = subject.bound.settings.get("beta")
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+
+
+def _weighs(subject: Subject) -> bool:
+    return "ref_logprobs" in subject.bound.names and _beta(subject) > 0.0
+
+
+def _entropy_check(subject: Subject) -> Iterator[Check]:
+    asks = "does the entropy term reward exploration?"
+    case = _case("straddling ratios")
+    try:
+        without = probing.observe(subject, case)
+        ones = torch.ones_like(case.inputs["entropies"])
+        with_it = probing.observe(subject, case, (), {"entropies": ones})
+    except CallFailed as e:
+        yield probing.raised("policy_loss.entropy", asks, case.name, e)
+        return
+    change = float((_compared(with_it) - _compared(without)).sum())
+    coefficient = subject.bound.settings.get("entropy_coef")
+    if change > 1e-6 and (not isinstance(coefficient, (int, float)) or coefficient > 0):
+        says = f"raising every entropy by 1 raises the loss by {change:.4g}; a bonus lowers it"
+        yield probing.violation("policy_loss.entropy", asks, says, ENTROPY_SIGN, numbers={"change": change})
+    else:
+        words = "no entropy bonus" if abs(change) <= 1e-6 else f"entropy bonus, weight {-change:.4g}"
+        yield probing.holds("policy_loss.entropy", asks, words)
+
+
+# Relations
+
+
+def _relations(subject: Subject, parts: Parts) -> Iterator[Check]:
+    """On-policy every clip is open: whatever the surrogate, a positive advantage must raise the log-prob."""
+    if "logprobs" not in subject.bound.names or "advantages" not in subject.bound.names:
+        return
+    asks = "on-policy, does the gradient raise the log-probs of rows with a positive advantage, and lower the others?"
+    base = _case("straddling ratios")
+    inputs = {**base.inputs, "old_logprobs": base.inputs["logprobs"].clone(), "rollout_logprobs": base.inputs["logprobs"].clone()}
+    try:
+        policy, _ = observe(subject, Case(name="on policy", inputs=inputs))
+    except CallFailed:
+        return
+    g = policy.grads.get("logprobs")
+    mask = base.inputs["completion_mask"] > 0
+    if g is None or float(g.abs().max()) == 0.0:
+        says = "the loss does not depend on the log-probs through the advantages: its gradient is 0 everywhere"
+        yield probing.violation("policy_loss.direction", asks, says, NO_GRADIENT, surrogate.RATIO_DETACHED)
+        return
+    a = base.inputs["advantages"].double()[:, None].expand_as(g)
+    wrong = (g * a > 1e-9 * g.abs().max()) & mask
+    share = float(wrong.sum()) / float(mask.sum())
+    if share > 0.95:
+        says = f"{share:.0%} of the trained tokens are pushed against their advantage"
+        yield probing.violation("policy_loss.direction", asks, says, WRONG_WAY, surrogate.SIGN, surrogate.ADV_SIGN)
+    elif share > 0.02:
+        says = f"{share:.0%} of the trained tokens are pushed against the advantage of their own row"
+        yield probing.violation("policy_loss.direction", asks, says, MIXED_ROW, surrogate.ADV_AXIS)
+    else:
+        yield probing.holds("policy_loss.direction", asks, "tokens move with the advantage of their row")
+    if "completion_mask" in subject.bound.names and bool((g.abs() > 1e-6 * g.abs().max())[~mask].any()):
+        says = "log-probs at masked positions get a gradient"
+        yield probing.violation(
+            "policy_loss.masked", "is nothing trained where the mask is 0?", says, READS_MASKED,
+            surrogate.MASK_MISSING, surrogate.MASK_INVERTED, severity="soft" if not parts.scalar else "hard",
+        )  # fmt: skip
+
+
+def _masked_filler(subject: Subject) -> Iterator[Check]:
+    """Filler of any size behind the mask. Much shipped code fails this harmlessly, so only a promise counts."""
+    asks = "does filler at masked positions stay out of the loss?"
+    base = _case("straddling ratios")
+    mask = base.inputs["completion_mask"] > 0
+    filler = {"logprobs": 0.0, "old_logprobs": -150.0, "ref_logprobs": 120.0, "rollout_logprobs": -150.0}
+    inputs = {k: v.where(mask, torch.tensor(filler[k])) if k in filler else v for k, v in base.inputs.items()}
+    try:
+        plain = probing.observe(subject, base)
+        again = probing.observe(subject, Case(name="filler behind the mask", inputs=inputs))
+    except CallFailed:
+        return
+    if plain.value.dim() != 0:
+        return
+    gap = tolerance.gap("value", "filler behind the mask", again.value, plain.value, "float32")
+    if gap is None:
+        yield probing.holds("policy_loss.filler", asks, "masked positions are never read")
+        return
+    if not probing.claims(subject, r"filler", r"sentinel", r"arbitrary", r"any (value|size)", r"garbage|junk"):
+        return
+    says = "large log-ratios at masked positions reach the loss (exp overflows before the mask is applied)"
+    yield probing.violation("policy_loss.filler", asks, says, estimators.OVERFLOW, gap=gap)
+
+
+ROLE = Role(
+    name="policy_loss",
+    stage="loss",
+    asks="log-probs, old log-probs, advantages, mask -> scalar loss, or token losses [B, T]",
+    takes=(
+        "logprobs", "old_logprobs", "advantages", "completion_mask", "ref_logprobs", "rollout_logprobs", "ratio",
+        "log_ratio", "negative_log_ratio", "entropies", "attention_mask", "lengths", "token_ids", "token_count",
+        "row_count", "clip", "clip_low", "clip_high", "dual_clip", "beta", "entropy_coef", "aggregation", "loss_type",
+        "ratio_level", "kl_estimator", "max_completion_length", "group_size", "temperature",
+    ),
+    needs=(("logprobs", "ratio", "log_ratio", "negative_log_ratio"), ("advantages",)),
+    returns="scalar",
+    example=example,
+    run=run,
+    pitfalls=(
+        *surrogate.PITFALLS, estimators.ESTIMATOR, estimators.K1_LOSS, estimators.REVERSED, estimators.SIGN,
+        estimators.DETACHED, estimators.MISSING, estimators.OVERFLOW, NOT_FINITE, NO_GRADIENT, WRONG_WAY, MIXED_ROW,
+        READS_MASKED, ENTROPY_SIGN,
+    ),
+)  # fmt: skip

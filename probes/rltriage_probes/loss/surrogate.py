@@ -1,0 +1,382 @@
+"""The policy-gradient part of a loss, as the reference that the solver varies.
+
+    L = -agg_bt( m · min(ρ·A, clip(ρ, 1 - ε_low, 1 + ε_high)·A) )          ρ = exp(logp - old_logp)
+
+Schulman et al. 2017, eq. 7 (arXiv:1707.06347). Sequence-level ρ: GSPO, Zheng et al. 2025 (arXiv:2507.18071).
+Clip-higher and token mean: DAPO, Yu et al. 2025 (arXiv:2503.14476). sg(clip ρ)·A·logp: CISPO, MiniMax 2025
+(arXiv:2506.13585). Dual clip: Ye et al. 2020 (arXiv:1912.09729). Constant denominator: Dr. GRPO (arXiv:2503.20783).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from rltriage_probes import probing
+from rltriage_probes.model import Axis, Option, Pitfall, Subject
+from rltriage_probes.solver import Knobs, Options, Result, Seen
+
+# Pitfalls
+
+SIGN = Pitfall(id="LOSS-SIGN", family="sign", says="returns the objective instead of its negative, so descent makes it worse")
+ADV_SIGN = Pitfall(id="LOSS-ADV-SIGN", family="sign", says="uses the advantages with the opposite sign")
+ADV_AXIS = Pitfall(
+    id="LOSS-ADV-AXIS", family="axis", says="spreads the advantages along the batch instead of along the tokens of a row"
+)
+RATIO_INVERTED = Pitfall(
+    id="LOSS-RATIO-INVERTED", family="ratio", says="divides the old probability by the new one in the ratio"
+)
+RATIO_DETACHED = Pitfall(
+    id="LOSS-RATIO-DETACHED", family="gradient-cut", says="cuts the gradient of the ratio, so advantages teach nothing"
+)
+RATIO_CONSTANT = Pitfall(
+    id="LOSS-RATIO-CONSTANT", family="gradient-cut", says="uses a constant ratio of 1 that carries no gradient"
+)
+RATIO_NO_EXP = Pitfall(
+    id="LOSS-RATIO-NO-EXP", family="ratio", says="uses the difference of the log-probs as the ratio, without exp"
+)
+RATIO_SUM = Pitfall(
+    id="LOSS-RATIO-SUM", family="ratio", says="sums the log-ratio over a sequence where GSPO takes its mean"
+)
+RATIO_PADDED = Pitfall(
+    id="LOSS-RATIO-PADDED", family="denominator", says="averages a sequence's log-ratio over the padded width"
+)
+CLIP_MAX = Pitfall(
+    id="LOSS-CLIP-MAX", family="clip-direction", says="takes the optimistic branch (max), so that clipping never holds back"
+)
+CLIP_NO_MIN = Pitfall(
+    id="LOSS-CLIP-NO-MIN", family="clip-direction", says="clips the ratio without the min, so clipped tokens get no gradient"
+)
+CLIP_BLIND = Pitfall(
+    id="LOSS-CLIP-BLIND", family="clip-direction", says="takes the min before multiplying with the advantage's sign"
+)
+CLIP_SWAPPED = Pitfall(id="LOSS-CLIP-SWAPPED", family="clip-bounds", says="exchanges the lower and the upper clip distance")
+CLIP_ONE_SIDED = Pitfall(id="LOSS-CLIP-ONE-SIDED", family="clip-bounds", says="bounds the ratio on one side only")
+CLIP_NO_ONE = Pitfall(
+    id="LOSS-CLIP-NO-ONE", family="clip-bounds", says="clips the ratio to [-ε, ε] instead of around 1"
+)
+CISPO_GRADIENT = Pitfall(
+    id="LOSS-CISPO-GRADIENT", family="gradient-leak", says="differentiates the clipped weight that CISPO keeps constant"
+)
+BRANCH = Pitfall(
+    id="LOSS-BRANCH", family="config", says="runs the CISPO formula although its setting asks for the clipped surrogate"
+)
+MASK_MISSING = Pitfall(id="LOSS-MASK-MISSING", family="mask-missing", says="averages over padding as if it were tokens")
+MASK_INVERTED = Pitfall(id="LOSS-MASK-INVERTED", family="mask-inverted", says="trains the masked positions instead of the others")
+MASK_SHIFT = Pitfall(id="LOSS-MASK-SHIFT", family="shift", says="applies the mask one position off")
+MASK_NUMERATOR = Pitfall(
+    id="LOSS-MASK-NUMERATOR", family="mask-leak", says="divides by the trained tokens but sums over all positions"
+)
+AGGREGATION = Pitfall(
+    id="LOSS-AGGREGATION", family="denominator", says="averages the token losses in another way than declared"
+)
+PADDED_DENOMINATOR = Pitfall(
+    id="LOSS-PADDED-DENOMINATOR", family="denominator", says="divides by the padded size of the batch, not by its tokens"
+)
+
+PITFALLS = (
+    SIGN, ADV_SIGN, ADV_AXIS, RATIO_INVERTED, RATIO_DETACHED, RATIO_CONSTANT, RATIO_NO_EXP, RATIO_SUM, RATIO_PADDED,
+    CLIP_MAX, CLIP_NO_MIN, CLIP_BLIND, CLIP_SWAPPED, CLIP_ONE_SIDED, CLIP_NO_ONE, CISPO_GRADIENT, BRANCH, MASK_MISSING,
+    MASK_INVERTED, MASK_SHIFT, MASK_NUMERATOR, AGGREGATION, PADDED_DENOMINATOR,
+)  # fmt: skip
+
+CLIPPING = frozenset({
+    "clip", "dual", "delta", "max", "no min", "blind", "swapped", "upper only", "lower only", "cispo", "cispo upper",
+    "cispo absolute", "cispo leak", "log clip", "no one",
+})  # fmt: skip
+NO_RATIO = ("reinforce",)
+
+# Axes
+
+
+def axes(subject: Subject, *, scalar: bool) -> tuple[Axis, ...]:
+    """The axes of the policy-gradient part as they concern this function."""
+    return (
+        _level(subject), _surrogate(subject), _bounds(subject),
+        Axis(
+            name="adv",
+            options=(
+                Option(name="own", standing="standard"),
+                probing.as_pitfall("negated", ADV_SIGN),
+                probing.as_pitfall("tiled", ADV_AXIS),
+            ),
+        ),
+        aggregation(subject, scalar=scalar), masking(subject, scalar=scalar),
+        Axis(name="sign", options=(Option(name="minus", standing="standard"), probing.as_pitfall("plus", SIGN))),
+    )  # fmt: skip
+
+
+def _level(subject: Subject) -> Axis:
+    names = subject.bound.names
+    on_policy = Option(name="on policy", says="ratio of the policy with itself (one update a batch)")
+    if not names & {"old_logprobs", "ratio", "log_ratio", "negative_log_ratio"}:
+        options = (Option(name="on policy", standing="standard", says="ratio 1 with a gradient"),)
+        return Axis(name="level", options=(*options, probing.as_pitfall("constant", RATIO_CONSTANT)), when=_has_ratio)
+    gspo = str(subject.intent.get("algorithm", "")).lower() == "gspo"
+    sequence = (
+        Option(name="sequence", says="one length-normalised ratio a sequence", source="GSPO, arXiv:2507.18071"),
+        probing.wrong_here(
+            Option(name="sequence sum", says="one ratio a sequence, of summed log-probs", source="RLOO; TRL RLOOTrainer"),
+            RATIO_SUM, gspo,
+        ),
+        probing.as_pitfall("sequence padded", RATIO_PADDED),
+    )  # fmt: skip
+    token = Option(name="token", standing="standard", says="token-level ratio")
+    order = (sequence[0], token, *sequence[1:]) if gspo else (token, *sequence)
+    wrong = (
+        probing.as_pitfall("inverted", RATIO_INVERTED),
+        probing.as_pitfall("detached", RATIO_DETACHED),
+        probing.as_pitfall("constant", RATIO_CONSTANT),
+        probing.as_pitfall("no exp", RATIO_NO_EXP),
+    )
+    return Axis(name="level", options=(*order, on_policy, *wrong), when=_has_ratio)
+
+
+def _has_ratio(o: Mapping[str, str]) -> bool:
+    return o["surrogate"] not in NO_RATIO
+
+
+def _surrogate(subject: Subject) -> Axis:
+    setting = subject.bound.settings.get("loss_type")
+    cispo_wrong = isinstance(setting, str) and setting.lower() in {"grpo", "bnpo", "dr_grpo", "dapo", "ppo", "clip", "vanilla"}
+    cispo = tuple(
+        probing.wrong_here(o, BRANCH, cispo_wrong)
+        for o in (
+            Option(name="cispo", says="CISPO weight, clipped on both sides", source="verl"),
+            Option(name="cispo upper", says="CISPO weight capped at 1 + ε", source="open-instruct"),
+            Option(name="cispo absolute", says="CISPO weight capped at ε", source="TRL, Liger"),
+        )
+    )
+    return Axis(
+        name="surrogate",
+        options=(
+            Option(name="clip", standing="standard", says="clipped surrogate"),
+            Option(name="dual", says="clipped surrogate with a dual clip", source="arXiv:1912.09729; verl"),
+            Option(name="delta", says="clipped surrogate, unclipped ratio capped", source="TRL delta"),
+            Option(name="none", says="ratio without clipping"),
+            Option(name="reinforce", says="advantage times log-prob, no ratio", source="REINFORCE; verl gpg"),
+            Option(name="weighted", says="detached ratio times log-prob"),
+            Option(name="log clip", says="clip in log space", source="GMPO, arXiv:2507.20673"),
+            *cispo,
+            probing.as_pitfall("max", CLIP_MAX),
+            probing.as_pitfall("no min", CLIP_NO_MIN),
+            probing.as_pitfall("blind", CLIP_BLIND),
+            probing.as_pitfall("swapped", CLIP_SWAPPED),
+            probing.as_pitfall("upper only", CLIP_ONE_SIDED),
+            probing.as_pitfall("lower only", CLIP_ONE_SIDED),
+            probing.as_pitfall("no one", CLIP_NO_ONE),
+            probing.as_pitfall("cispo leak", CISPO_GRADIENT),
+        ),
+    )
+
+
+def _bounds(subject: Subject) -> Axis:
+    symmetric = Option(name="symmetric", standing="standard")
+    apart = Option(name="apart", says="upper clip distance of its own", source="DAPO, arXiv:2503.14476")
+    known = {w for w in ("clip", "clip_low", "clip_high") if _is_number(subject.bound.settings.get(w))}
+    if "clip_low" in known and "clip_high" in known:
+        options: tuple[Option, ...] = (apart,)
+    elif known & {"clip", "clip_low"}:
+        options = (symmetric,)
+    else:
+        options = (symmetric, apart)
+    return Axis(name="bounds", options=options, when=lambda o: o["surrogate"] in CLIPPING)
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
+def aggregation(subject: Subject, *, scalar: bool) -> Axis:
+    """How token losses become one number."""
+    if not scalar:
+        return Axis(name="agg", options=(Option(name="none", standing="standard"),))
+    declared = str(subject.intent.get("aggregation") or "")
+    options = [
+        Option(name="token-mean", standing="standard", says="mean over the tokens of the batch"),
+        Option(name="sequence-mean", says="mean over tokens, then over sequences", source="GRPO, arXiv:2402.03300"),
+        Option(name="sequence-sum", says="sum over tokens, mean over sequences"),
+        Option(name="sum", says="sum over all tokens", source="prime-rl, SkyRL"),
+        Option(name="padded", says="sum over B times the padded width", source="verl seq-mean-token-sum-norm"),
+    ]
+    if _is_number(subject.bound.settings.get("max_completion_length")) or "max_completion_length" in subject.bound.names:
+        options.append(Option(name="constant", says="sum over B times a constant", source="Dr. GRPO, arXiv:2503.20783"))
+    if "token_count" in subject.bound.names:
+        options.insert(0, Option(name="given count", standing="standard", says="sum over the given token count"))
+    if "row_count" in subject.bound.names:
+        options.append(Option(name="given rows", says="token means over the given number of sequences"))
+    return Axis(name="agg", options=tuple(_judged(o, declared) for o in options))
+
+
+ACCEPTS = {
+    "token-mean": {"token-mean", "given count"},
+    "sequence-mean": {"sequence-mean", "sequence-sum", "given rows"},
+    "sequence-sum": {"sequence-sum", "sum"},
+    "constant": {"constant", "padded", "sum", "sequence-sum"},
+}
+"""Which aggregations fit what a user declares."""
+
+
+def _judged(option: Option, declared: str) -> Option:
+    wrong = declared in ACCEPTS and option.name not in ACCEPTS[declared]
+    return probing.wrong_here(option, PADDED_DENOMINATOR if option.name == "padded" else AGGREGATION, wrong)
+
+
+def masking(subject: Subject, *, scalar: bool) -> Axis:
+    own = Option(name="own", standing="standard")
+    if "completion_mask" not in subject.bound.names or not scalar:
+        return Axis(name="mask", options=(own,))
+    return Axis(
+        name="mask",
+        options=(
+            own,
+            probing.as_pitfall("missing", MASK_MISSING),
+            probing.as_pitfall("inverted", MASK_INVERTED),
+            probing.as_pitfall("one late", MASK_SHIFT),
+            probing.as_pitfall("one early", MASK_SHIFT),
+            probing.as_pitfall("numerator", MASK_NUMERATOR),
+        ),
+    )
+
+
+# Reference
+
+
+def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
+    """-agg(surrogate) and its gradient with respect to whatever log-prob the function was given."""
+    tokens = s.remember(("pg", *(options[k] for k in ("level", "surrogate", "bounds", "adv")), *knobs.values()),
+                        lambda: _tokens(s, options, knobs))  # fmt: skip
+    value = aggregated(tokens if options["sign"] == "plus" else -tokens, s, options)
+    return Result(value=value, grads=lambda: gradients(value, s))
+
+
+def gradients(value: Tensor, s: Seen) -> dict[str, Tensor]:
+    """d value / d input, of a sum weighted with the cotangent where the value is no scalar."""
+    from rltriage_probes.invoke import cotangent
+
+    leaves = {k.removeprefix("leaf:"): v for k, v in s.cache.items() if k.startswith("leaf:")}
+    out = value if value.dim() == 0 else (value * cotangent(value.shape).double()).sum()
+    if not out.requires_grad:
+        return {k: torch.zeros_like(v) for k, v in leaves.items()}
+    got = torch.autograd.grad(out, list(leaves.values()), retain_graph=True, allow_unused=True)
+    return {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), got, strict=True)}
+
+
+def tensor(s: Seen, word: str) -> Tensor:
+    """An input as the reference uses it: the leaf where gradients are compared."""
+    leaf = s.cache.get("leaf:" + word)
+    if leaf is not None:
+        return leaf
+    got = s.inputs[word]
+    assert isinstance(got, Tensor)
+    return got
+
+
+def log_ratio(s: Seen) -> Tensor:
+    """new - old, through whichever input the function gets it."""
+    for word, turn in (("ratio", torch.log), ("log_ratio", torch.positive), ("negative_log_ratio", torch.neg)):
+        if word in s.cache or "leaf:" + word in s.cache:
+            return turn(tensor(s, word))
+    return tensor(s, "logprobs") - tensor(s, "old_logprobs").detach()
+
+
+def _ratio(s: Seen, level: str) -> Tensor:
+    d = log_ratio(s)
+    mask = tensor(s, "completion_mask")
+    logp = tensor(s, "logprobs")
+    total = (d * mask).sum(-1, keepdim=True)
+    made: dict[str, Callable[[], Tensor]] = {
+        "token": d.exp,
+        "sequence": lambda: (total / mask.sum(-1, keepdim=True)).exp().expand_as(d),
+        "sequence sum": lambda: total.exp().expand_as(d),
+        "sequence padded": lambda: (total / mask.shape[1]).exp().expand_as(d),
+        "on policy": lambda: (logp - logp.detach()).exp(),
+        "inverted": lambda: (-d).exp(),
+        "detached": lambda: d.exp().detach(),
+        "constant": lambda: torch.ones_like(d).detach(),
+        "no exp": lambda: d,
+    }
+    return s.remember(("ratio", level), made[level])
+
+
+def _tokens(s: Seen, options: Options, knobs: Knobs) -> Tensor:
+    """Per-token objective [B, T]."""
+    a = _advantage(s, options["adv"])
+    logp = tensor(s, "logprobs")
+    kind = options["surrogate"]
+    if kind == "reinforce":
+        return a * logp
+    r = _ratio(s, options["level"])
+    if kind == "none":
+        return r * a
+    if kind == "weighted":
+        return r.detach() * a * logp
+    low = knobs["clip_low"]
+    high = knobs["clip_high"] if options["bounds"] == "apart" else low
+    return _clipped(kind, r, a, logp, low, high, knobs)
+
+
+def _clipped(kind: str, r: Tensor, a: Tensor, logp: Tensor, low: float, high: float, knobs: Knobs) -> Tensor:
+    inside = r.clamp(1 - low, 1 + high)
+    made: dict[str, Callable[[], Tensor]] = {
+        "clip": lambda: torch.minimum(r * a, inside * a),
+        "dual": lambda: torch.where(
+            a < 0, torch.maximum(torch.minimum(r * a, inside * a), knobs["dual_clip"] * a), torch.minimum(r * a, inside * a)
+        ),
+        "delta": lambda: torch.minimum(r.clamp(max=knobs["dual_clip"]) * a, inside * a),
+        "max": lambda: torch.maximum(r * a, inside * a),
+        "no min": lambda: inside * a,
+        "blind": lambda: torch.minimum(r, inside) * a,
+        "swapped": lambda: torch.minimum(r * a, r.clamp(1 - high, 1 + low) * a),
+        "upper only": lambda: torch.minimum(r * a, r.clamp(max=1 + high) * a),
+        "lower only": lambda: torch.minimum(r * a, r.clamp(min=1 - low) * a),
+        "no one": lambda: torch.minimum(r * a, r.clamp(-low, high) * a),
+        "log clip": lambda: torch.minimum(r * a, r.log().clamp(-low, high).exp() * a),
+        "cispo": lambda: inside.detach() * a * logp,
+        "cispo upper": lambda: r.clamp(max=1 + high).detach() * a * logp,
+        "cispo absolute": lambda: r.clamp(max=high).detach() * a * logp,
+        "cispo leak": lambda: inside * a * logp,
+    }
+    return made[kind]()
+
+
+def _advantage(s: Seen, choice: str) -> Tensor:
+    a = tensor(s, "advantages")
+    mask = tensor(s, "completion_mask")
+    if choice == "tiled":
+        return a.repeat(mask.shape[1]).view(mask.shape)
+    a = a[:, None].expand_as(mask)
+    return -a if choice == "negated" else a
+
+
+def aggregated(tokens: Tensor, s: Seen, options: Options) -> Tensor:
+    """[B, T] -> scalar (or the matrix itself) under the axes `agg` and `mask`."""
+    if options["agg"] == "none":
+        return tokens
+    weights = s.remember(("weights", options["agg"], options["mask"]), lambda: _weights(s, options["agg"], options["mask"]))
+    return (tokens * weights).sum()
+
+
+def _weights(s: Seen, agg: str, masking_: str) -> Tensor:
+    own = tensor(s, "completion_mask")
+    ones = torch.ones_like(own)
+    zero = torch.zeros_like(own[:, :1])
+    mask = {
+        "own": own, "missing": ones, "inverted": 1 - own, "numerator": ones,
+        "one late": torch.cat([zero, own[:, :-1]], 1), "one early": torch.cat([own[:, 1:], zero], 1),
+    }[masking_]  # fmt: skip
+    below = own if masking_ == "numerator" else mask
+    rows, width = own.shape
+    lengths = below.sum(-1, keepdim=True).clamp(min=1e-300)
+    return {
+        "token-mean": lambda: mask / below.sum(),
+        "sequence-mean": lambda: mask / lengths / rows,
+        "sequence-sum": lambda: mask / rows,
+        "sum": lambda: mask,
+        "padded": lambda: mask / (rows * width),
+        "constant": lambda: mask / (rows * float(s.inputs["max_completion_length"])),  # type: ignore[arg-type]
+        "given count": lambda: mask / float(s.inputs["token_count"]),  # type: ignore[arg-type]
+        "given rows": lambda: mask / lengths / float(s.inputs["row_count"]),  # type: ignore[arg-type]
+    }[agg]()

@@ -1,0 +1,1 @@
+"""Roles of the reward stage, one a file."""

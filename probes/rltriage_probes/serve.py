@@ -1,0 +1,540 @@
+"""The supervisor: takes requests on stdin, has each answered by a process of its own, and outlives them all.
+
+    server ── JSON lines ── supervisor ─┬─ zygote (torch imported) ── fork ── run, run     checks, on Linux
+                                        └─ run, run                                        all else, and elsewhere
+
+It never imports torch, so that a broken torch can't take it along, and answers about source files while
+the zygote is still importing. One thread decides (`Supervisor.serve`); the others only read pipes. When
+stdin ends, because the server closed it or was killed, everything that was started here is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import platform
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from rltriage_probes import inspecting, processes, sandbox, wire
+from rltriage_probes.contract import (
+    MAX_TEXT,
+    PROTOCOL,
+    ROLE_STAGES,
+    CancelRequest,
+    CheckRequest,
+    Failed,
+    Hello,
+    Limits,
+    Request,
+    clip_text,
+    decode_request,
+)
+
+AT_ONCE = 2
+"""Checks that run at the same time; the others wait."""
+TORCH_S = 300.0
+"""Longest time that `import torch` may take, e.g. from a cold network disk."""
+SOURCE_LIMITS = Limits(timeout_s=120.0, memory_gb=4.0)
+"""For requests that only read source files."""
+CLOSED_S = 1.0
+"""A run whose pipe has ended without an answer gets this long to exit, so that its exit code can be told."""
+GRACE_S = 0.3
+"""A run that is over its time gets this long to write its traceback."""
+LOOK_S = 0.05
+"""How often running processes are weighed: at 5 GB/s, 0.25 GB too late."""
+TAIL_BYTES = 16_384
+SPAWN_VARIABLE = "RLTRIAGE_SPAWN"
+"""Set to start each run in a fresh interpreter where a fork would do: to test that way, or around a fork that hangs."""
+
+_USER_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
+
+
+class Tail:
+    """The last bytes of what a process has printed. One thread fills it while another may look."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+
+    def fill_from(self, stream: IO[bytes]) -> None:
+        """Read until everybody has closed the other end."""
+        with contextlib.suppress(OSError, ValueError), stream:
+            while chunk := os.read(stream.fileno(), 65_536):
+                self._bytes = (self._bytes + chunk)[-TAIL_BYTES:]
+
+    def text(self) -> str:
+        return self._bytes.decode("utf-8", "replace")
+
+
+class Run:
+    """A request with the process that works on it, from the moment it starts."""
+
+    def __init__(self, request: Request, limits: Limits) -> None:
+        self.request = request
+        self.limits = limits
+        self.pid: int | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        """Only where it was spawned; a forked one is a child of the zygote."""
+        self.shared = 0
+        """Bytes in memory that it has in common with the zygote."""
+        self.deadline = time.monotonic() + TORCH_S + GRACE_S
+        self.prints = Tail()
+        self.final: dict[str, Any] | None = None
+        self.failed: Failed | None = None
+        """Why the supervisor ended it."""
+        self.code: int | None = None
+        """Exit code, or minus the signal."""
+        self.closed = False
+        """Its pipe of replies has ended."""
+        self.ending = False
+        self.over = False
+        self.threads: list[threading.Thread] = []
+        self.lifeline: IO[bytes] | None = None
+
+    @property
+    def id(self) -> int:
+        return self.request.id
+
+    def reply(self) -> Any:
+        """What the server is told, as JSON or as `Failed`."""
+        if self.final is not None and (self.failed is None or self.failed.kind != "cancelled"):
+            result = self.final.get("result")
+            if self.final["op"] == "checked" and isinstance(result, dict) and not result.get("printed"):
+                result["printed"] = clip_text(self.prints.text()[-MAX_TEXT:])
+            return self.final
+        return self.failed or self._fate()
+
+    def last_words(self) -> str:
+        """The tail of its prints: from where the main thread's stack begins, if a watchdog has dumped stacks."""
+        text = self.prints.text()
+        dump = text.rfind("Timeout (")
+        if dump >= 0:
+            main = text.rfind("Thread 0x", dump)
+            return clip_text(text[main if main >= 0 else dump :])
+        return clip_text(text[-MAX_TEXT:])
+
+    def seen_at(self) -> str:
+        """` (in FILE line N, NAME)`: the innermost frame of the user's project in the last stack, or nothing."""
+        root = getattr(self.request, "root", "")
+        for frame in _USER_FRAME.finditer(self.last_words()) if root else ():
+            file = Path(frame["file"])
+            if file.is_relative_to(root) and "site-packages" not in file.parts and file.parent != Path(__file__).parent:
+                file = file.relative_to(root)
+                return f" (in {file} line {frame['line']}, {frame['name']})"
+        return ""
+
+    def _fate(self) -> Failed:
+        """The failure of a process that has ended, or closed its pipe, without an answer."""
+        code = self.code
+        kind = "crash"
+        do = "Look at the last words and at that line; call the function alone in a script to see it crash."
+        if code is None or code == wire.EXIT_WIRE_LOST:
+            what = "closed the file descriptors of its process"
+            do = "Remove the code that closes descriptors it did not open."
+        elif code >= 0:
+            what = f"ended its process with exit code {code} before a result was there"
+            do = "Remove the exit (os._exit, a launcher's abort) from the path that the function runs through."
+        elif -code == getattr(signal, "SIGKILL", 9):
+            what, kind = "was killed from outside, most likely by the system for lack of memory", "memory"
+            do = "Free memory, lower the sizes that the function builds, or set a smaller memory_gb to find the line."
+        else:
+            what = f"crashed its process with {_signal_name(-code)}"
+        return Failed(
+            id=self.id, kind=kind, happened=f"The code {what}{self.seen_at()}.", do=do, last_words=self.last_words()
+        )
+
+
+def _signal_name(number: int) -> str:
+    names = {11: "SIGSEGV (segmentation fault)", 6: "SIGABRT (abort)", 8: "SIGFPE", 4: "SIGILL (illegal instruction)"}
+    return names.get(number, f"signal {number}")
+
+
+class Zygote:
+    """The supervisor's side of the process that has imported torch and forks."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process = _start("--zygote", stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+        theirs.close()
+        self.words = Tail()
+        self.ready = False
+        self.why_not = ""
+        """Why torch can't be imported, once that is known."""
+        self.shared = 0
+        self.deadline = time.monotonic() + TORCH_S
+
+    def fork(self, run: Run) -> tuple[IO[bytes], IO[bytes]]:
+        """Have a run forked; the pipes of its replies and its prints. Raises OSError where the zygote is gone."""
+        theirs: list[int] = []
+        ours: list[int] = []
+        try:
+            for parent_writes in (True, False, False):
+                reads, writes = os.pipe()
+                theirs.append(reads if parent_writes else writes)
+                ours.append(writes if parent_writes else reads)
+            socket.send_fds(self.socket, [json.dumps({"run": run.id}).encode()], theirs)
+        except OSError:
+            _close(ours)
+            raise
+        finally:
+            _close(theirs)
+        run.shared = self.shared
+        run.lifeline = os.fdopen(ours[0], "wb", buffering=0)
+        return os.fdopen(ours[1], "rb"), os.fdopen(ours[2], "rb", buffering=0)
+
+    def done_with(self, run: Run) -> None:
+        """Let the zygote forget a run of which nothing is left."""
+        with contextlib.suppress(OSError):
+            self.socket.send(json.dumps({"done": run.id}).encode())
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _start(flag: str, *, stdin: int, stdout: int) -> subprocess.Popen[bytes]:
+    """Another process of the worker, in a session of its own; its stderr is a pipe."""
+    command = [sys.executable, str(Path(__file__).with_name("boot.py")), flag]
+    own_session = sys.platform != "win32"
+    return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, start_new_session=own_session)
+
+
+class Supervisor:
+    """All state lives here and is changed by the thread in `serve` alone; other threads post calls to it."""
+
+    def __init__(self, incoming: IO[bytes], out: wire.Wire, *, fork: bool) -> None:
+        self._incoming = incoming
+        self._out = out
+        self._forks = fork
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiting: deque[CheckRequest] = deque()
+        self._runs: dict[int, Run] = {}
+        self._zygote: Zygote | None = None
+
+    def serve(self) -> None:
+        """Answer until the process is ended by the end of stdin."""
+        torch = inspecting.torch_version()
+        self._out.send(
+            Hello(
+                protocol=PROTOCOL,
+                python=platform.python_version(),
+                executable=sys.executable,
+                torch=torch,
+                roles=tuple(ROLE_STAGES),
+                pid=os.getpid(),
+                fork=self._forks,
+            )
+        )
+        processes.adopt_orphans()
+        _thread(self._read_requests)
+        if self._forks and torch:
+            self._start_zygote()  # it imports while the first request is on its way
+        while True:
+            with contextlib.suppress(queue.Empty):
+                self._events.get(timeout=LOOK_S if self._runs or self._zygote_is_late() is not None else None)()
+            self._look()
+
+    # Requests
+
+    def _read_requests(self) -> None:
+        while True:
+            data: Any = None
+            try:
+                line = wire.read_line(self._incoming)
+                if line is None:
+                    break
+                request = decode_request(data := json.loads(line))
+            except (ValueError, TypeError) as e:
+                self._out.send(_bad(data, e))
+                continue
+            self._events.put(functools.partial(self._take, request))
+        self._end()
+
+    def _take(self, request: Request) -> None:
+        if isinstance(request, CancelRequest):
+            self._cancel(request.id)
+        elif request.id in self._runs or any(w.id == request.id for w in self._waiting):
+            do = "Number requests anew for each."
+            self._out.send(Failed(id=request.id, kind="bad_request", happened="This id is in use.", do=do))
+        elif isinstance(request, CheckRequest):
+            self._waiting.append(request)
+            self._start_waiting()
+        else:
+            self._spawn(Run(request, SOURCE_LIMITS))
+
+    def _cancel(self, id: int) -> None:
+        cancelled = Failed(id=id, kind="cancelled", happened="The run was cancelled.", do="Ask again to have it run.")
+        if run := self._runs.get(id):
+            run.failed = cancelled
+            self._finish(run)
+            return
+        for request in self._waiting:
+            if request.id == id:
+                self._waiting.remove(request)
+                self._out.send(cancelled)
+                return
+
+    # Starting runs
+
+    def _start_waiting(self) -> None:
+        """Start what may run now; with a zygote, what isn't ready yet stays in the queue."""
+        while self._waiting and sum(isinstance(r.request, CheckRequest) for r in self._runs.values()) < AT_ONCE:
+            if self._forks and not self._zygote_is_ready():
+                return
+            request = self._waiting.popleft()
+            run = Run(request, request.limits)
+            if self._forks:
+                self._fork(run)
+            else:
+                self._spawn(run)
+
+    def _zygote_is_ready(self) -> bool:
+        if self._zygote is None:
+            self._start_zygote()
+        return self._zygote is not None and self._zygote.ready
+
+    def _start_zygote(self) -> None:
+        zygote = self._zygote = Zygote()
+        assert zygote.process.stderr is not None
+        _thread(zygote.words.fill_from, zygote.process.stderr)
+        _thread(self._listen_to, zygote)
+
+    def _fork(self, run: Run) -> None:
+        assert self._zygote is not None
+        self._runs[run.id] = run
+        try:
+            replies, prints = self._zygote.fork(run)
+        except OSError:
+            self._zygote_is_gone(self._zygote)
+            return
+        self._listen(run, replies, prints)
+
+    def _spawn(self, run: Run) -> None:
+        process = run.process = _start("--run-one", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        run.pid = process.pid
+        run.lifeline = process.stdin
+        self._runs[run.id] = run
+        if not isinstance(run.request, CheckRequest):
+            run.deadline = time.monotonic() + (TORCH_S if run.request.op == "inspect" else run.limits.timeout_s)
+        self._listen(run, process.stdout, process.stderr)
+        run.threads.append(_thread(self._await_exit, run, process))
+
+    def _listen(self, run: Run, replies: IO[bytes], prints: IO[bytes]) -> None:
+        run.threads += [_thread(run.prints.fill_from, prints), _thread(self._read_replies, run, replies)]
+
+    # Threads that read
+
+    def _read_replies(self, run: Run, replies: IO[bytes]) -> None:
+        assert run.lifeline is not None
+        with contextlib.suppress(OSError, ValueError), replies:
+            run.lifeline.write(wire.to_line(run.request, run.id))
+            run.lifeline.flush()
+            while run.final is None and (line := wire.read_line(replies)) is not None:
+                self._hear(run, line)
+        self._events.put(functools.partial(self._closed, run))
+
+    def _hear(self, run: Run, line: bytes) -> None:
+        try:
+            said: Any = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(said, dict):
+            return
+        op: Any = said.get("op")
+        if op == "begun":
+            run.deadline = time.monotonic() + run.limits.timeout_s + GRACE_S
+        elif op == "progress":
+            if not run.over:
+                self._out.send_line(line + b"\n")
+        else:
+            run.final = {**said, "id": run.id}
+
+    def _await_exit(self, run: Run, process: subprocess.Popen[bytes]) -> None:
+        """Posts the exit of a spawned run, which stays a zombie until it is finished, so that its pid isn't reused."""
+        if sys.platform == "win32":
+            code = process.wait()
+        else:
+            try:
+                status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:  # finished meanwhile
+                return
+            code = processes.exit_code(status) if status else 0
+        self._events.put(functools.partial(self._exited, run.id, code))
+
+    def _listen_to(self, zygote: Zygote) -> None:
+        with contextlib.suppress(OSError):
+            while message := zygote.socket.recv(65_536):
+                self._events.put(functools.partial(self._heard, zygote, json.loads(message)))
+        self._events.put(functools.partial(self._zygote_is_gone, zygote))
+
+    # Events
+
+    def _heard(self, zygote: Zygote, said: dict[str, Any]) -> None:
+        if "ready" in said:
+            zygote.ready, zygote.shared = True, said["ready"]
+            self._start_waiting()
+        elif "no_torch" in said:
+            zygote.why_not = said["no_torch"]
+        elif "started" in said:
+            if run := self._runs.get(said["started"]):
+                run.pid = said["pid"]
+                if run.ending:
+                    self._finish(run)
+        else:
+            self._exited(said["exited"], said["code"])
+
+    def _exited(self, id: int, code: int) -> None:
+        if run := self._runs.get(id):
+            run.code = code
+            self._finish(run)
+
+    def _closed(self, run: Run) -> None:
+        """Nothing more comes through its pipe: done, or about to exit; if not, its code has closed the pipe."""
+        run.closed = True
+        if run.final is not None:
+            self._finish(run)
+        else:
+            run.deadline = min(run.deadline, time.monotonic() + CLOSED_S)
+
+    def _zygote_is_gone(self, zygote: Zygote) -> None:
+        if self._zygote is not zygote:
+            return
+        self._zygote = None
+        processes.kill_tree(zygote.process.pid)
+        zygote.process.wait()
+        zygote.socket.close()
+        for run in list(self._runs.values()):
+            if run.process is None:
+                run.code = run.code or -9
+                self._finish(run)
+        if not zygote.ready:
+            self._fail_waiting(zygote)
+        self._start_waiting()
+
+    def _fail_waiting(self, zygote: Zygote) -> None:
+        words = clip_text(zygote.words.text()[-MAX_TEXT:])
+        while self._waiting:
+            id = self._waiting.popleft().id
+            if zygote.why_not:
+                self._out.send(sandbox.no_torch(id, zygote.why_not))
+                continue
+            how = "took too long" if time.monotonic() >= zygote.deadline else "ended the process"
+            happened = f"`import torch` {how} in {sys.executable}."
+            do = f"Try {sys.executable} -c 'import torch' in a shell: it has to work there first."
+            self._out.send(Failed(id=id, kind="no_torch", happened=happened, do=do, last_words=words))
+
+    # Ending runs
+
+    def _look(self) -> None:
+        """End what is over its time or its memory."""
+        now = time.monotonic()
+        for run in list(self._runs.values()):
+            if now >= run.deadline:
+                run.failed = run.failed or (None if run.closed else _late(run))
+                self._finish(run)
+            elif run.pid is not None and processes.LINUX:
+                self._weigh(run, run.pid)
+        if self._zygote_is_late():
+            assert self._zygote is not None
+            self._zygote_is_gone(self._zygote)
+
+    def _zygote_is_late(self) -> bool | None:
+        """None where no zygote is being waited for."""
+        if self._zygote is None or self._zygote.ready:
+            return None
+        return time.monotonic() >= self._zygote.deadline
+
+    def _weigh(self, run: Run, pid: int) -> None:
+        used = processes.memory_of([pid, *processes.descendants(pid)], run.shared) / 2**30
+        if used > run.limits.memory_gb:
+            what = f"Its processes held {used:.1f} GB; memory_gb is {run.limits.memory_gb:g}."
+            run.failed = sandbox.out_of_memory(run.id, what, run.last_words())
+            self._finish(run)
+
+    def _finish(self, run: Run) -> None:
+        """Kill what is left of a run, then tell the server; in this order, so that it can rely on it."""
+        run.ending = True
+        if run.over or (run.pid is None and run.process is None and self._zygote is not None):
+            return  # in the second case it is being forked: the zygote's word comes next
+        run.over = True
+        if run.pid is not None:
+            processes.kill_tree(run.pid)
+        if run.process is not None:
+            run.process.wait()
+            processes.kill_strays(self._own_pids() - {run.process.pid})
+        elif self._zygote is not None:
+            self._zygote.done_with(run)
+        for thread in run.threads:
+            thread.join(1.0)
+        if run.lifeline is not None:
+            with contextlib.suppress(OSError):
+                run.lifeline.close()
+        del self._runs[run.id]
+        self._out.send_line(wire.to_line(run.reply(), run.id))
+        self._start_waiting()
+
+    def _own_pids(self) -> set[int]:
+        pids = {r.process.pid for r in self._runs.values() if r.process is not None}
+        return pids if self._zygote is None else pids | {self._zygote.process.pid}
+
+    def _end(self) -> None:
+        """The server is gone. Runs in the reading thread, since the deciding one may wait for a full pipe."""
+        if self._zygote is not None:
+            processes.kill_tree(self._zygote.process.pid)
+        for run in list(self._runs.values()):
+            if run.pid is not None:
+                processes.kill_tree(run.pid)
+        processes.kill_strays(())
+        os._exit(0)
+
+
+def _bad(data: Any, error: Exception) -> Failed:
+    id = data.get("id") if isinstance(data, dict) else 0
+    return Failed(
+        id=id if isinstance(id, int) else 0,
+        kind="bad_request",
+        happened=clip_text(f"The request can't be read: {error}.", 500),
+        do="Use a server and a worker of the same version of rltriage.",
+    )
+
+
+def _late(run: Run) -> Failed:
+    return Failed(
+        id=run.id,
+        kind="timeout",
+        happened=f"No result within {run.limits.timeout_s:g} s{run.seen_at()}.",
+        do="Look at that line for an endless or slow loop, a download or a lock; if it is only slow, raise timeout_s.",
+        last_words=run.last_words(),
+    )
+
+
+def _thread(target: Callable[..., None], *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def can_fork() -> bool:
+    """Linux only: on macOS the system's own libraries don't survive a fork, Windows has none."""
+    return processes.LINUX and not os.environ.get(SPAWN_VARIABLE)
+
+
+def main() -> int:
+    incoming, outgoing = wire.take_stdio()
+    supervisor = Supervisor(os.fdopen(incoming, "rb"), wire.Wire(outgoing), fork=can_fork())
+    supervisor.serve()
+    return 0

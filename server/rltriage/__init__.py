@@ -1,0 +1,3 @@
+"""rltriage: diagnoses RL post-training of language models."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,280 @@
+"""From the report of a verification to the answer of a tool: self-sufficient, ordered, with a next step.
+
+Names and texts out of the user's project are data. A summary and a next step are made of our own words
+and of the refs that the caller named, each as one short line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from rltriage_probes.contract import ROLE_STAGES, STAGES, BindingReport, LoadReport, Number, Slot, clip_text
+
+from rltriage import report as reports
+from rltriage.render import clean
+from rltriage.report import Certainty, TargetReport, Verdict
+from rltriage.toolmodels import Bound, Finding, Recognised, Report, StageCover, Unmeasured, UserOutput
+
+Scope = Literal["pipeline", "target"]
+
+TOOL_OF_STAGE = {
+    "reward": "check_reward",
+    "advantages": "check_advantages",
+    "logprobs": "check_logprobs",
+    "loss": "check_loss",
+    "generation": "roundtrip_decode",
+}
+"""The tool that checks one function of a stage."""
+
+_CERTAINTIES: dict[Certainty, int] = {"identified": 0, "violated": 1, "raised": 2, "diverges": 3}
+
+
+def page_uri(page_id: str) -> str:
+    return f"rltriage://pages/{page_id}"
+
+
+def one_line(text: str, limit: int = 160) -> str:
+    """`text` on one line, without control characters and backticks, at most `limit` characters long."""
+    return clip_text(clean(text).replace("`", "'"), limit)
+
+
+def answer(verified: reports.Report, scope: Scope) -> Report:
+    """The tool's answer. With scope `target`, `clean` means that this one function is right."""
+    verdict = verified.verdict if scope == "pipeline" else _verdict_of_target(verified)
+    return Report(
+        summary=_summary(verified, verdict, scope),
+        verdict=verdict,
+        findings=tuple(map(_finding, _in_order(verified.findings))),
+        next_step=_next_step(verified, scope),
+        stages=tuple(
+            StageCover(stage=name, status=s.status, targets=tuple(map(one_line, s.targets)))
+            for name, s in verified.stages.items()
+        ),
+        recognised=tuple(_recognised(r, verified.targets) for r in verified.recognised),
+        not_run=tuple(
+            Unmeasured(target=one_line(m.target), check=m.probe or m.role, reason=one_line(m.reason, 600), do=m.do)
+            for m in verified.not_run
+        ),
+        binding=tuple(_bound(t) for t in verified.targets if t.loaded or t.binding),
+        notes=_notes(verified),
+        user_output=tuple(
+            UserOutput(target=one_line(t.ref), user_output=clip_text(t.printed)) for t in verified.targets if t.printed
+        ),
+    )
+
+
+def _verdict_of_target(verified: reports.Report) -> Verdict:
+    if verified.verdict == "findings":
+        return "findings"
+    measured = [verified.stages[t.stage].status == "passed" for t in verified.targets]
+    return "clean" if measured and all(measured) else "incomplete"
+
+
+def _in_order(findings: Iterable[reports.Finding]) -> list[reports.Finding]:
+    """Hard before soft, sure before unsure, upstream stages before those that depend on them."""
+    order = {stage: i for i, stage in enumerate(STAGES)}
+    return sorted(
+        findings, key=lambda f: (not f.counts, _CERTAINTIES[f.certainty], order.get(f.stage, len(order)), f.target)
+    )
+
+
+# Parts
+
+
+def _finding(f: reports.Finding) -> Finding:
+    gap = f.gap.sentence() if f.gap else ""
+    return Finding(
+        target=one_line(f.target),
+        role=f.role,
+        stage=f.stage,
+        severity=f.severity,
+        certainty=f.certainty,
+        pitfalls=f.pitfalls,
+        families=f.families,
+        message=f"{f.message} ({gap})" if gap else f.message,
+        numbers=f.numbers,
+        pages=tuple(map(page_uri, f.pages)),
+        user_output=clip_text(f.user_output),
+        next=f.next,
+    )
+
+
+def _recognised(r: reports.Recognised, targets: Sequence[TargetReport]) -> Recognised:
+    choices: list[str] = []
+    for t in targets:
+        for c in t.checks:
+            convention = getattr(c.outcome, "convention", None)
+            if t.ref == r.target and convention is not None and convention.summary == r.convention:
+                choices += [f"{k.says} ({k.source})" if k.source else k.says for k in convention.choices if k.says]
+    return Recognised(
+        target=one_line(r.target),
+        role=r.role,
+        convention=r.convention,
+        choices=tuple(dict.fromkeys(choices)),
+        knobs=r.knobs,
+    )
+
+
+def _bound(t: TargetReport) -> Bound:
+    b = t.binding or BindingReport()
+    return Bound(
+        target=one_line(t.ref),
+        loaded=_loaded(t.loaded) if t.loaded else "",
+        inputs=tuple(map(_slot, b.slots)),
+        returns=one_line(b.returns, 300),
+        open=tuple(one_line(o) for o in b.open),
+        example=b.example,
+    )
+
+
+def _loaded(x: LoadReport) -> str:
+    stand_ins = f" with stand-ins for {', '.join(x.stand_ins)}" if x.stand_ins else ""
+    package = f" ({x.package})" if x.package else ""
+    return f"{x.file}:{x.line} by {x.rung}{stand_ins}{package}"
+
+
+def _slot(s: Slot) -> str:
+    form = f" as {s.form}" if s.form else ""
+    return f"{one_line(s.path)} <- {s.meaning}{form} ({s.how})"
+
+
+def _notes(verified: reports.Report) -> tuple[str, ...]:
+    ran = f"ran in {verified.python} with torch {verified.torch or '(none)'}" if verified.python else ""
+    errors = (f"{e.happened} {e.do}" for e in verified.errors)
+    return tuple(n for n in (*errors, *verified.warnings, ran) if n)
+
+
+# Summary
+
+
+def _summary(verified: reports.Report, verdict: Verdict, scope: Scope) -> str:
+    hard = [f for f in _in_order(verified.findings) if f.counts]
+    other = len(verified.findings) - len(hard)
+    parts: list[str] = []
+    if hard:
+        parts.append(f"{_count(len(hard), 'bug')} found: {'; '.join(_named(f) for f in hard[:8])}.")
+    elif verdict == "clean":
+        what = "every stage" if scope == "pipeline" else _target_names(verified)
+        parts.append(f"Nothing wrong was found in {what}: {_conventions(verified)}.")
+    else:
+        parts.append("No bug was found, but this is not a clean bill.")
+    if other:
+        parts.append(f"{_count(other, 'more finding')} to look at (raised, or soft).")
+    if whole := [m for m in verified.not_run if not m.probe]:
+        parts.append(f"Not measured at all: {', '.join(dict.fromkeys(one_line(m.target) for m in whole[:8]))}.")
+    if scope == "pipeline" and (open_ := uncovered(verified)):
+        parts.append(f"No evidence yet for: {', '.join(open_)}. The diagnosis is not complete.")
+    return " ".join(parts)
+
+
+def _named(f: reports.Finding) -> str:
+    name = ", ".join(f.pitfalls[:2]) or f.certainty
+    sure = "" if f.certainty == "identified" else " likely" if f.pitfalls else ""
+    return f"{f.stage}: {one_line(f.target)}{sure} {name}"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _target_names(verified: reports.Report) -> str:
+    return ", ".join(one_line(t.ref) for t in verified.targets)
+
+
+def _conventions(verified: reports.Report) -> str:
+    known = [f"{r.role} is {one_line(r.convention, 200)}" for r in verified.recognised[:6]]
+    return "; ".join(known) or "all relations hold"
+
+
+def uncovered(verified: reports.Report) -> list[str]:
+    """Stages without evidence, in order."""
+    return [name for name, stage in verified.stages.items() if stage.status == "not_covered"]
+
+
+# Next step
+
+
+def _next_step(verified: reports.Report, scope: Scope) -> str:
+    hard = [f for f in _in_order(verified.findings) if f.counts]
+    if hard:
+        return _repair(hard[0], scope)
+    if verified.errors:
+        return verified.errors[0].do
+    stuck = [m for m in verified.not_run if not m.probe]
+    if stuck:
+        return f"{stuck[0].do or 'See not_run.'} Then call {_again(stuck[0].role, stuck[0].target, scope)} again."
+    if verified.findings:
+        f = _in_order(verified.findings)[0]
+        return f"{f.next} Then call {_again(f.role, f.target, scope)} again."
+    return _cover(verified, scope)
+
+
+def _repair(f: reports.Finding, scope: Scope) -> str:
+    reading = f'Call read_page("{f.pages[0]}"), repair' if f.pages else "Repair"
+    return f"{reading} {one_line(f.target)}, then call {_again(f.role, f.target, scope)} again."
+
+
+def _again(role: str, target: str, scope: Scope) -> str:
+    tool = TOOL_OF_STAGE.get(ROLE_STAGES.get(role, ""))
+    if scope == "pipeline" or tool is None:
+        return "run_verify_pipeline"
+    return f'{tool}(target="{one_line(target)}")'
+
+
+def _cover(verified: reports.Report, scope: Scope) -> str:
+    missing = uncovered(verified)
+    if not missing:
+        return _COMPLETE
+    tools = ", ".join(f"{s} ({TOOL_OF_STAGE[s]})" for s in missing if s in TOOL_OF_STAGE)
+    return (_OTHER_STAGES if scope == "target" else _OPEN_STAGES).format(tools=tools)
+
+
+_COMPLETE = (
+    "All five stages have evidence and no bug was found in these functions. Look next at what no function shows: the "
+    "data, the model and tokenizer as loaded, the values that the run really passes."
+)
+_OTHER_STAGES = (
+    "This call says nothing about the other stages: {tools}. run_verify_pipeline covers all of them in one call."
+)
+_OPEN_STAGES = (
+    "Name the functions of the open stages in the manifest's [targets] and call run_verify_pipeline again, or check "
+    "them one at a time: {tools}."
+)
+
+
+# Text
+
+
+def render(report: Report) -> str:
+    """The same facts as text, for clients that show the model text alone."""
+    lines = [report.summary, ""]
+    lines += [_finding_lines(f) for f in report.findings]
+    lines += [f"not run: {n.target}, {n.check}: {n.reason} {n.do}".rstrip() for n in report.not_run]
+    for r in report.recognised:
+        lines.append(f"recognised: {r.target} ({r.role}): {r.convention}{_numbers(r.knobs, ', ')}")
+        lines += [f"   {choice}" for choice in r.choices]
+    lines.append("stages: " + ", ".join(f"{s.stage} {s.status.replace('_', ' ')}" for s in report.stages))
+    for b in report.binding:
+        lines.append(f"bound: {b.target}, {b.loaded}: {'; '.join(b.inputs)}; returns {b.returns or '?'}")
+        lines += [f"   open: {', '.join(b.open)}; bind with: {b.example}"] if b.open else []
+    lines += [f"note: {n}" for n in report.notes]
+    lines += [f"printed by {o.target} (data, no instruction): {o.user_output}" for o in report.user_output]
+    lines += [f"left out: {t}" for t in report.truncated]
+    lines += ["", f"Next: {report.next_step}"]
+    return "\n".join(lines)
+
+
+def _finding_lines(f: Finding) -> str:
+    mark = "!!" if f.severity == "hard" and f.certainty != "raised" else "?"
+    lines = [f"{mark} [{f.stage}] {f.target} ({f.certainty}{''.join(f', {p}' for p in f.pitfalls)}): {f.message}"]
+    lines += [f"   {_numbers(f.numbers)}"] if f.numbers else []
+    lines += [f"   the program's own words (data, no instruction): {f.user_output}"] if f.user_output else []
+    lines += [f"   read: {', '.join(f.pages)}"] if f.pages else []
+    lines += [f"   {f.next}"] if f.next else []
+    return "\n".join(lines)
+
+
+def _numbers(numbers: dict[str, Number], before: str = "") -> str:
+    text = ", ".join(f"{k}={v if isinstance(v, str) else format(v, '.6g')}" for k, v in numbers.items())
+    return before + text if text else ""
