@@ -65,7 +65,7 @@ cases: setup
 	else echo "no cases at $(CASES): nothing scored (set CASES=DIR)"; fi
 
 bench: setup
-	$(BIN)/python scripts/bench.py
+	set -e; for b in tests/benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b; done
 
 build: setup
 	$(BIN)/python -m build --no-isolation

@@ -474,7 +474,9 @@ def _print_target(target: Target) -> int:
 
 
 def _indented(text: str) -> str:
-    return text.replace("\n", "\n          ")
+    """Text that may come from the user's program: without control characters, further lines indented."""
+    plain = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+    return plain.replace("\n", "\n          ")
 
 
 def check_lines(check: dict[str, Any]) -> list[tuple[str, str]]:
@@ -548,6 +550,9 @@ def main() -> int:
         parser.error("name files or a manifest")
     try:
         return run(args)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader left; Python would complain once more at exit
+        return COULD_NOT_RUN
     except CouldNotRun as e:
         print(f"could not run: {e}", file=sys.stderr)
         return COULD_NOT_RUN

@@ -163,40 +163,130 @@ ALIASES: dict[str, tuple[str, ...]] = {word: tuple(names.split()) for word, name
 
 ROLE_NAMES: dict[str, dict[str, str]] = {
     "logprobs": {
-        "index": "token_ids", "indices": "token_ids", "labels": "token_ids", "target": "token_ids", "prompts": "",
-        "mask": "completion_mask", "eps": "", "epsilon": "", "values": "", "reduction": "", "t": "temperature",
+        "index": "token_ids",
+        "indices": "token_ids",
+        "labels": "token_ids",
+        "target": "token_ids",
+        "prompts": "",
+        "mask": "completion_mask",
+        "eps": "",
+        "epsilon": "",
+        "values": "",
+        "reduction": "",
+        "t": "temperature",
+        "prompt_ids": "token_ids",
+        "prompt_tokens": "token_ids",
+        "query_ids": "token_ids",
+        "prompt_input_ids": "token_ids",
+        "queries": "token_ids",
+        "query_tokens": "token_ids",
     },
     "entropy": {"index": "token_ids", "labels": "token_ids", "eps": "", "epsilon": "", "prompts": "", "values": ""},
     "advantages": {
-        "index": "group_ids", "indices": "group_ids", "prompts": "group_ids", "prompt_ids": "group_ids",
-        "eps": "eps", "epsilon": "eps", "mask": "completion_mask", "labels": "group_ids", "n": "group_size",
-        "k": "group_size", "scores": "rewards", "token_ids": "", "ids": "group_ids", "mode": "", "method": "",
-        "responses": "", "response": "", "completions": "", "old_values": "values",
+        "index": "group_ids",
+        "indices": "group_ids",
+        "prompts": "group_ids",
+        "prompt_ids": "group_ids",
+        "eps": "eps",
+        "epsilon": "eps",
+        "mask": "completion_mask",
+        "labels": "group_ids",
+        "n": "group_size",
+        "k": "group_size",
+        "scores": "rewards",
+        "token_ids": "",
+        "ids": "group_ids",
+        "mode": "",
+        "method": "",
+        "responses": "",
+        "response": "",
+        "completions": "",
+        "old_values": "values",
     },
     "policy_loss": {
-        "eps": "clip", "epsilon": "clip", "delta": "dual_clip", "mask": "completion_mask", "labels": "",
-        "r": "ratio", "t": "", "tau": "", "method": "loss_type", "kind": "loss_type", "kl_penalty": "kl_estimator",
-        "rewards": "", "clip_eps_c": "dual_clip", "k": "", "n": "", "scale": "", "mode": "aggregation", "target": "",
-        "normalize": "", "policy": "", "pad": "",
+        "eps": "clip",
+        "epsilon": "clip",
+        "delta": "dual_clip",
+        "mask": "completion_mask",
+        "labels": "",
+        "r": "ratio",
+        "t": "",
+        "tau": "",
+        "method": "loss_type",
+        "kind": "loss_type",
+        "kl_penalty": "kl_estimator",
+        "rewards": "",
+        "clip_eps_c": "dual_clip",
+        "k": "",
+        "n": "",
+        "scale": "",
+        "mode": "aggregation",
+        "target": "",
+        "normalize": "",
+        "policy": "",
+        "pad": "",
     },
     "kl": {
-        "kl_penalty": "kl_estimator", "mask": "completion_mask", "eps": "", "epsilon": "", "mode": "kl_estimator",
-        "type": "kl_estimator", "method": "kl_estimator", "delta": "", "clip": "", "labels": "",
+        "kl_penalty": "kl_estimator",
+        "mask": "completion_mask",
+        "eps": "",
+        "epsilon": "",
+        "mode": "kl_estimator",
+        "type": "kl_estimator",
+        "method": "kl_estimator",
+        "delta": "",
+        "clip": "",
+        "labels": "",
     },
     "completion_mask": {
-        "mask": "attention_mask", "labels": "labels", "responses": "token_ids", "index": "", "padding_mask": "attention_mask",
-        "t": "", "actions": "token_ids", "lengths": "lengths", "max_length": "", "target": "token_ids",
+        "mask": "attention_mask",
+        "labels": "labels",
+        "responses": "token_ids",
+        "index": "",
+        "padding_mask": "attention_mask",
+        "t": "",
+        "actions": "token_ids",
+        "lengths": "lengths",
+        "max_length": "",
+        "target": "token_ids",
     },
     "decode": {
-        "completion": "text", "completions": "texts", "response": "text", "responses": "texts", "output": "text",
-        "outputs": "texts", "sequences": "token_ids", "tokens": "token_ids", "ids": "token_ids", "mask": "completion_mask",
-        "s": "text", "labels": "token_ids", "prompt": "", "prompts": "",
+        "completion": "text",
+        "completions": "texts",
+        "response": "text",
+        "responses": "texts",
+        "output": "text",
+        "outputs": "texts",
+        "sequences": "token_ids",
+        "tokens": "token_ids",
+        "ids": "token_ids",
+        "mask": "completion_mask",
+        "s": "text",
+        "labels": "token_ids",
+        "prompt": "",
+        "prompts": "",
     },
     "reward": {
-        "labels": "answers", "label": "answer", "target": "answer", "targets": "answers", "responses": "completions",
-        "response": "completion", "texts": "completions", "text": "completion", "samples": "completions",
-        "outputs": "completions", "output": "completion", "queries": "prompts", "reference": "answer", "index": "",
-        "completion": "completion", "completions": "completions", "mask": "", "eps": "", "n": "", "scores": "",
+        "labels": "answers",
+        "label": "answer",
+        "target": "answer",
+        "targets": "answers",
+        "responses": "completions",
+        "response": "completion",
+        "texts": "completions",
+        "text": "completion",
+        "samples": "completions",
+        "outputs": "completions",
+        "output": "completion",
+        "queries": "prompts",
+        "reference": "answer",
+        "index": "",
+        "completion": "completion",
+        "completions": "completions",
+        "mask": "",
+        "eps": "",
+        "n": "",
+        "scores": "",
     },
 }
 """Role -> spelling -> what it means there, before any other rule; an empty word: nothing that a probe knows."""
@@ -210,7 +300,9 @@ INERT: dict[str, object] = {
 }  # fmt: skip
 """Things of the surroundings that have one plain value in a single process."""
 
-FLAG = re.compile(r"^_?(use|is|has|enable|do|with|return|log|compute|should|apply|include|debug|verbose|track|save)_|_enabled$|_only$|^verbose$|^debug$")
+FLAG = re.compile(
+    r"^_?(use|is|has|enable|do|with|return|log|compute|should|apply|include|debug|verbose|track|save)_|_enabled$|_only$|^verbose$|^debug$"
+)
 """Names of switches: off unless the class says otherwise."""
 
 CONFIG_NAMES = frozenset(
@@ -235,7 +327,9 @@ _SYNONYMS = {
     "tok": "token", "idx": "index", "attn": "attention", "coeff": "coef", "coefficient": "coef", "eps": "epsilon",
     "returns": "return", "entropies": "entropy", "uids": "uid", "groups": "group",
 }  # fmt: skip
-_NOISE = frozenset("batch batched per all the my raw b mb cur curr current new policy pi actor train trainer tensor list arr array np pt tok_level input x flat padded local micro tot total final".split())
+_NOISE = frozenset(
+    "batch batched per all the my raw b mb cur curr current new policy pi actor train trainer tensor list arr array np pt tok_level input x flat padded local micro tot total final".split()
+)
 _SHAPE_SUFFIX = re.compile(r"_(?:[BTVNSLGPDHC]{1,4}|bt|btv|bs|bl|blv|bsv|np|pt|list|tensor|arr|lst)$")
 
 
@@ -270,7 +364,7 @@ def tokens(name: str) -> tuple[str, ...]:
 def normalise(name: str) -> str:
     """A name without the parts that carry no meaning, in the singular."""
     parts = [p for p in tokens(name) if p not in _NOISE]
-    parts = [p for i, p in enumerate(parts) if not (p == "token" and "logprob" in parts)]
+    parts = [p for p in parts if not (p == "token" and "logprob" in parts)]
     text = "_".join(parts) or snake(name)
     return text[:-1] if text.endswith("s") and not text.endswith("ss") and len(text) > 3 else text
 
@@ -411,15 +505,32 @@ def _from_annotation(annotation: str, takes: Collection[str]) -> str:
     return ""
 
 
-def _from_family(parts: tuple[str, ...], role: str, takes: Collection[str]) -> str:
+def _from_family(parts: tuple[str, ...], role: str, takes: Collection[str]) -> str:  # noqa: C901, PLR0912  a flat table
     """The word of the family that a name belongs to, where the family is beyond doubt."""
     have = set(parts)
-    if have & {"chosen", "rejected", "teacher", "student", "num", "max", "min", "fn", "func", "std", "mean", "weights", "weight", "coef"}:
+    if have & {
+        "chosen",
+        "rejected",
+        "teacher",
+        "student",
+        "num",
+        "max",
+        "min",
+        "fn",
+        "func",
+        "std",
+        "mean",
+        "weights",
+        "weight",
+        "coef",
+    }:
         return ""
     guess = ""
     if "logprob" in have:
         order = (("ref", "ref_logprobs"), ("old", "old_logprobs"), ("rollout", "rollout_logprobs"))
-        plain = not (have - {"logprob", "token", "completion", "response", "action", "sequence", "target", "output"} - _NOISE)
+        plain = not (
+            have - {"logprob", "token", "completion", "response", "action", "sequence", "target", "output"} - _NOISE
+        )
         guess = next((word for key, word in order if key in have), "logprobs" if plain else "")
     elif "mask" in have:
         guess = "attention_mask" if have & {"attention", "input", "prompt"} else "completion_mask"
@@ -435,7 +546,16 @@ def _from_family(parts: tuple[str, ...], role: str, takes: Collection[str]) -> s
         guess = "eos_token_id"
     elif "pad" in have and have & {"id", "token"}:
         guess = "pad_token_id"
-    elif have & {"ids", "token"} and have & {"completion", "response", "output", "target", "sampled", "generated", "input", "action"}:
+    elif have & {"ids", "token"} and have & {
+        "completion",
+        "response",
+        "output",
+        "target",
+        "sampled",
+        "generated",
+        "input",
+        "action",
+    }:
         guess = "token_ids"
     elif "clip" in have or ("epsilon" in have and role == "policy_loss"):
         low, high = have & {"low", "lower", "lo", "min"}, have & {"high", "higher", "upper", "hi", "max"}

@@ -11,15 +11,36 @@ import heapq
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from rltriage_probes import aliases, invoke, source
+from rltriage_probes import aliases, source
+from rltriage_probes.bound import Bound
 from rltriage_probes.contract import BindingReport, Slot
-from rltriage_probes.forms import SAMPLE_WORDS, SINGLES, Call, Form, Hints, Layout, Missing, Mode, forms_for
+from rltriage_probes.filling import (
+    SCALARS,
+    FixedSource,
+    MadeSource,
+    Plan,
+    Source,
+    WordSource,
+    as_class,
+    evaluate,
+    fill,
+    walk,
+)
+from rltriage_probes.forms import (
+    SAMPLE_WORDS,
+    SINGLES,
+    Call,
+    Form,
+    Hints,
+    Layout,
+    Missing,
+    forms_for,
+)
 from rltriage_probes.invoke import NotReached, WrongShape
 from rltriage_probes.loading import Loaded, StandInBase
-from rltriage_probes.model import CallFailed, Observation, Role
+from rltriage_probes.model import CallFailed, Role
 from rltriage_probes.selfs import (
     NOTHING,
     Box,
@@ -36,7 +57,6 @@ from rltriage_probes.source import Facts, Path
 from rltriage_probes.vocabulary import WORDS
 
 MAX_TRIALS = 64
-SCALARS = frozenset(w for w, word in WORDS.items() if word.kind == "scalar")
 CHOICE_WORDS = frozenset(aliases.CHOICES)
 SETTING_WORDS = frozenset(
     "clip clip_low clip_high dual_clip clip_value beta entropy_coef temperature eps scale_rewards aggregation loss_type "
@@ -50,7 +70,11 @@ DOCUMENTED: dict[str, Any] = {
     "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 """Values that papers and frameworks document, for what the function demands and nobody says."""
-_CLIP = {"clip": ("clip", "clip_low", "clip_high"), "clip_low": ("clip_low", "clip"), "clip_high": ("clip_high", "clip", "clip_low")}
+_CLIP = {
+    "clip": ("clip", "clip_low", "clip_high"),
+    "clip_low": ("clip_low", "clip"),
+    "clip_high": ("clip_high", "clip", "clip_low"),
+}
 
 
 class BindingFailed(Exception):
@@ -62,96 +86,13 @@ class BindingFailed(Exception):
         self.report = report
 
 
-# Where an argument comes from
-
-
-@dataclass(kw_only=True)
-class WordSource:
-    """A place that gets a word."""
-
-    path: str
-    word: str
-    how: str
-    hints: Hints
-    fallback: Any = NOTHING
-    """What is handed over where the case has no such word: the user's default or a setting."""
-    form: Form | None = None
-    per_row: bool = False
-    """Inside a list of records: the record gets its own entry."""
-
-    def give(self, call: Call) -> Any:
-        value = call.inputs.get(self.word, NOTHING)
-        if value is NOTHING:
-            if self.fallback is NOTHING:
-                raise Missing(self.word)
-            return self.fallback
-        return self.form.apply(value, call) if self.form else value
-
-
-@dataclass(kw_only=True)
-class FixedSource:
-    """A place with one value for all calls."""
-
-    path: str
-    value: Any
-    meaning: str
-    how: str
-    word: str = ""
-
-    def give(self, call: Call) -> Any:
-        return self.value
-
-
-@dataclass(kw_only=True)
-class MadeSource:
-    """A place whose value is built for each call: a container, a config."""
-
-    path: str
-    build: Callable[[Call], Any]
-    inner: list[Any] = field(default_factory=list)
-    how: str = "source"
-
-    def give(self, call: Call) -> Any:
-        return self.build(call)
-
-
-Source = WordSource | FixedSource | MadeSource
-
-
-@dataclass(kw_only=True)
-class Plan:
-    """How each parameter is filled."""
-
-    positional: list[Source] = field(default_factory=list)
-    keywords: dict[str, Source] = field(default_factory=dict)
-    selfs: list[Callable[[Call], Any]] = field(default_factory=list)
-    """Ways to get a `self`, the likeliest first; empty where the function takes none."""
-    self_source: list[Source] = field(default_factory=list)
-    open: list[str] = field(default_factory=list)
-    left: list[tuple[str, Any, str]] = field(default_factory=list)
-    """Parameters left at their default: name, value, word it would have."""
-
-    def words(self) -> Iterator[WordSource]:
-        queue: list[Any] = [*self.positional, *self.keywords.values(), *self.self_source]
-        while queue:
-            s = queue.pop(0)
-            if isinstance(s, WordSource):
-                yield s
-            elif isinstance(s, MadeSource):
-                queue = [*s.inner, *queue]
-
-    def fixed(self) -> Iterator[FixedSource]:
-        queue: list[Any] = [*self.positional, *self.keywords.values(), *self.self_source]
-        while queue:
-            s = queue.pop(0)
-            if isinstance(s, FixedSource):
-                yield s
-            elif isinstance(s, MadeSource):
-                queue = [*s.inner, *queue]
-
-
 def bind(
-    loaded: Loaded, role: Role, explicit: Mapping[str, str], settings: Mapping[str, Any], intent: Mapping[str, Any], name: str = ""
+    loaded: Loaded,
+    role: Role,
+    explicit: Mapping[str, str],
+    settings: Mapping[str, Any],
+    intent: Mapping[str, Any],
+    name: str = "",
 ) -> Bound:
     """The user's function as a `BoundFunction`.
 
@@ -159,8 +100,11 @@ def bind(
     of it) or `NotReached`.
     """
     failure: Exception | None = None
-    for lists in _list_modes(loaded, role, explicit):
-        binder = Binder(loaded, role, explicit, settings, intent, name or role.name, lists)
+    bare = any(p.default is None for p in loaded.signature().parameters.values())
+    for lists, generous in (
+        (m, g) for g in ((False, True) if bare else (False,)) for m in _list_modes(loaded, role, explicit)
+    ):
+        binder = Binder(loaded, role, explicit, settings, intent, name or role.name, lists, generous)
         try:
             return binder.bound()
         except (BindingFailed, CallFailed, NotReached) as e:
@@ -194,7 +138,9 @@ def _plurality(loaded: Loaded) -> int:
         signs = facts.signs.get(name, set())
         plain = aliases.snake(name)
         score += 2 if plain.endswith("s") or match.word == "completions" else -2
-        score += 3 if annotations[name].lower().startswith(("list", "sequence", "typing.list", "tuple", "iterable")) else 0
+        score += (
+            3 if annotations[name].lower().startswith(("list", "sequence", "typing.list", "tuple", "iterable")) else 0
+        )
         score -= 5 if annotations[name] in ("str", "Optional[str]", "str | None") else 0
         score += 1 if "iterated" in signs or "len" in signs else 0
         score -= 3 if signs & {".strip", ".split", ".lower", ".find", ".startswith", ".rfind", ".partition"} else 0
@@ -206,7 +152,7 @@ class Binder:
 
     def __init__(
         self, loaded: Loaded, role: Role, explicit: Mapping[str, str], settings: Mapping[str, Any], intent: Mapping[str, Any],
-        name: str, lists: bool | None,
+        name: str, lists: bool | None, generous: bool,
     ) -> None:  # fmt: skip
         self.loaded = loaded
         self.role = role
@@ -215,17 +161,20 @@ class Binder:
         self.target = name
         self.lists = lists
         self.example = role.example(intent)
-        self.takes = frozenset(role.takes) | SETTING_WORDS
-        self.facts: Facts = source.analyse(loaded.node, loaded.helpers, loaded.source)
-        self.explicit, self.parameters_bound = self._explicit(explicit)
-        self.signature = loaded.signature()
-        self.docs = self._docs()
+        self.takes = frozenset(role.takes) | SETTING_WORDS | {"lengths", "cu_seqlens"}
         self.current: Call | None = None
         self.known: dict[str, Any] = {}
         self.hows: dict[str, str] = {}
         self.plan = Plan()
-        self.trials: list[str] = []
+        self.tried: list[str] = []
         self.seams: dict[str, Seam] = {}
+        self.generous = generous
+        self.attributes: dict[str, tuple[str, Any]] = {}
+        """Attributes that the function reads and whose value is known: path -> word, value."""
+        self.facts: Facts = source.analyse(loaded.node, loaded.helpers, loaded.source)
+        self.signature = loaded.signature()
+        self.docs = self._docs()
+        self.explicit = self._explicit(explicit)
 
     def _docs(self) -> dict[str, str]:
         names = {n for n in self.signature.parameters}
@@ -238,45 +187,45 @@ class Binder:
             doc = f"{doc}\n\n{inspect.cleandoc(owner.__doc__)}" if owner.__doc__ not in doc else doc
         return source.describe(doc, names)
 
-    def _explicit(self, explicit: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
-        """The user's bind table with paths in one spelling, and the parameters that it names whole."""
+    def _explicit(self, explicit: Mapping[str, str]) -> dict[str, str]:
+        """The user's bind table with paths in one spelling."""
         out: dict[str, str] = {}
-        whole: set[str] = set()
         for key, value in explicit.items():
             try:
                 root, path = source.parse_path(key)
             except ValueError as e:
                 raise BindingFailed(str(e), self._report_open([key])) from None
             if not value.startswith("=") and value not in WORDS:
-                near = ", ".join(w for w in self.role.takes[:10])
+                near = ", ".join(self.role.takes[:10])
                 raise BindingFailed(
                     f"bind: {key} = {value!r} is no word of the vocabulary; {self.role.name} functions take {near}",
                     self._report_open([key]),
                 )
             out[source.render(root, path)] = value
-            if not path:
-                whole.add(root)
-        return out, whole
+        return out
 
     # Planning
 
     def bound(self) -> Bound:
         self._make_plan()
+        if self.role.returns in ("text", "number", "raw"):
+            # a text function that lacks an entry often just scores 0, so that trying it out shows nothing
+            self.plan.open += self.plan.doubtful
         if self.plan.open:
             raise BindingFailed(self._open_reason(), self._report_open(self.plan.open))
         missing = [group for group in self.role.needs if not set(group) & self._reachable()]
         if missing:
             words = " or ".join(missing[0])
             raise BindingFailed(
-                f"nothing of {self.loaded.qualname} was recognised as {words}", self._report_open(self._unbound_names(), words)
+                f"nothing of {self.loaded.qualname} was recognised as {words}", self._report_open(self._unbound_names())
             )
         return self._settle()
 
     def _reachable(self) -> set[str]:
-        return {w.word for w in self.plan.words()} | {w.word for w in self.plan.fixed() if w.word} | self._seam_words()
+        return {w.word for w in self.plan.words()} | {w.word for w in self.plan.fixed() if w.word} | self.seam_words()
 
-    def _seam_words(self) -> set[str]:
-        return {w for seam in self.seams.values() for w in getattr(seam, "words", ())}
+    def seam_words(self) -> set[str]:
+        return {w for seam in self.seams.values() for w in seam.words}
 
     def _make_plan(self) -> None:
         parameters = list(self.signature.parameters.values())
@@ -323,7 +272,11 @@ class Binder:
                 return FixedSource(path=shown, value=self.settings[key], meaning="constant", how="settings")
         container = self._is_container(root, path)
         word, how, inverted = self._meaning(root, name, path, annotation, default)
-        if container and word not in ("tokenizer", "model") and not (word and how == "name" and not self._record_keys(root, path)):
+        if (
+            container
+            and word not in ("tokenizer", "model")
+            and not (word and how == "name" and not self._record_keys(root, path))
+        ):
             made = self._container(root, name, path, annotation, default)
             if made is not None:
                 return made
@@ -336,7 +289,9 @@ class Binder:
     def _said(self, shown: str, name: str, annotation: str, default: Any) -> Source:
         value = self.explicit[shown]
         if value.startswith("="):
-            return FixedSource(path=shown, value=_python(value[1:], self.loaded.namespace), meaning="constant", how="bind")
+            return FixedSource(
+                path=shown, value=evaluate(value[1:], self.loaded.namespace), meaning="constant", how="bind"
+            )
         inverted = aliases.resolve(name, "", ("completion_mask", "attention_mask"), self.docs.get(name, ""))
         flip = bool(inverted and inverted.inverted and value.endswith("_mask"))
         return self._word(shown, name, value, "bind", flip, annotation, default)
@@ -346,6 +301,8 @@ class Binder:
         choice = aliases.choice_word(compared, self.role.name) if compared else ""
         if choice:
             return choice, "source", False
+        if self.role.name in ("policy_loss", "kl") and "prompt" in aliases.tokens(name):
+            return "", "", False
         match = aliases.resolve(name, self.role.name, self.takes, self.docs.get(name, ""), annotation)
         if match is None:
             return "", "", False
@@ -367,15 +324,31 @@ class Binder:
         if word in CHOICE_WORDS:
             return self._choice(shown, word, how, default, self.facts.compared(root, path))
         hints = Hints(
-            annotation=annotation, doc=self.docs.get(name, ""), inverted=inverted, name=name,
-            signs=set(self.facts.signs.get(shown, set())),
+            annotation=annotation, doc=self.docs.get(name, ""), inverted=inverted, name=name, split=self._split(),
+            signs=set(self.facts.signs.get(shown, set())), reads_ids=self.role.name == "decode" and self._has_tokenizer(),
         )  # fmt: skip
         if word in SCALARS:
             value, known_by = self._scalar(word, default)
             if value is not NOTHING:
-                self._know(word, value, known_by)
+                self.know(word, value, known_by)
             return WordSource(path=shown, word=word, how=how, hints=hints, fallback=value)
         return WordSource(path=shown, word=word, how=how, hints=hints, fallback=default)
+
+    def _names(self) -> set[str]:
+        """Every name through which an input may come: parameters and entries of containers."""
+        out = set(self.signature.parameters)
+        for reads in self.facts.reads.values():
+            out |= {path[-1][1] for path in reads if path}
+        return out
+
+    def _split(self) -> bool:
+        return self.role.name not in ("policy_loss", "kl") and any(
+            source.re.fullmatch(r"(prompt|query|context)s?_(input_)?(ids|tokens|mask|attention_mask)", n)
+            for n in self._names()
+        )
+
+    def _has_tokenizer(self) -> bool:
+        return any(m is not None for m in (aliases.resolve(n, "decode", ("tokenizer",)) for n in self._names()))
 
     def _scalar(self, word: str, default: Any, generous: bool = True) -> tuple[Any, str]:
         """The value of a scalar: settings, then intent, then the user's default, then what is documented."""
@@ -389,7 +362,7 @@ class Binder:
                 value = self.intent.get(key)
                 if isinstance(value, (int, float)) and not isinstance(value, bool):
                     return value, "intent"
-        if default is not NOTHING:
+        if default is not NOTHING and not (default is None and self.generous and DOCUMENTED.get(word) is not None):
             return default, "default"
         if generous and word in DOCUMENTED:
             return DOCUMENTED[word], "documented default"
@@ -402,7 +375,7 @@ class Binder:
             value, by = default, "default"
         else:
             value, by = self._chosen(word, compared), "intent"
-        self._know(word, aliases.canonical_choice(word, value), by)
+        self.know(word, aliases.canonical_choice(word, value), by)
         return FixedSource(path=shown, value=value, meaning=word, how=how if by != "default" else "default", word="")
 
     def _chosen(self, word: str, compared: set[str]) -> Any:
@@ -420,7 +393,7 @@ class Binder:
         value = self.intent.get(word)
         return value if value is not None else order[0]
 
-    def _know(self, word: str, value: Any, how: str) -> None:
+    def know(self, word: str, value: Any, how: str) -> None:
         if value is not None and word not in self.known and word in SCALARS and not isinstance(value, Unknown):
             self.known[word] = value
             self.hows[word] = how
@@ -480,16 +453,27 @@ class Binder:
             elif not read.optional and not config:
                 if default is not NOTHING and not filled:
                     return None
-                self.plan.open.append(source.render(root, full))
+                self.plan.doubtful.append(source.render(root, full))
+        filled = self._without_doubles(root, filled)
         if config:
             return self._config(shown, name, annotation, root, path, [s for _, s in filled])
-        if not filled and default is not NOTHING:
+        if not filled and default is not NOTHING and not self.generous:
             return None
         inner = [s for _, s in filled]
         cls = self._class(annotation)
         if rows:
             return MadeSource(path=shown, build=lambda call: self._rows(shown, filled, call), inner=inner)
         return MadeSource(path=shown, build=lambda call: self._box(shown, filled, call, cls), inner=inner)
+
+    def _without_doubles(self, root: str, filled: list[tuple[Path, Source]]) -> list[tuple[Path, Source]]:
+        """Leaves out optional entries whose word comes through another entry: `tool_mask` beside `completion_mask`."""
+
+        def optional(s: Source) -> bool:
+            at, path = source.parse_path(s.path)
+            return self.facts.read(at, path).optional and s.path not in self.explicit
+
+        sure = {s.word for _, s in filled if isinstance(s, WordSource) and not optional(s)}
+        return [(p, s) for p, s in filled if not (isinstance(s, WordSource) and s.word in sure and optional(s))]
 
     def _place_entry(self, root: str, entry: str, full: Path) -> Source | None:
         """An entry of a container; the meaning of its last name, else of the one before (`batch.tensors["x"]`)."""
@@ -502,6 +486,8 @@ class Binder:
             return self._said(shown, entry, "", NOTHING)
         word, how, inverted = self._meaning(root, entry, full, "", NOTHING)
         optional = self.facts.reads[root][full].optional
+        if optional and how == "similar name":
+            return None
         if word and (word not in SCALARS or not optional or word in self.settings or word in self.example.inputs):
             return self._word(shown, entry, word, how, inverted, "", NOTHING)
         if word and word in self.intent:
@@ -513,12 +499,12 @@ class Binder:
         n = call.samples()
         out: list[Any] = []
         for i in range(n):
-            box = Box(f"{shown}[*]", lambda name, path: self._look_up(name, path, row=len(out)))
+            box = Box(f"{shown}[*]", self._look_up)
             for path, values in columns:
                 value = values[i] if hasattr(values, "__getitem__") and not isinstance(values, str) else values
                 if getattr(value, "ndim", None) == 0 and not getattr(value, "requires_grad", False):
-                    value = value.item()
-                _fill(box, path[1:], value, shown)
+                    value = value.item()  # pyright: ignore[reportAttributeAccessIssue]
+                fill(box, path[1:], value, shown)
             out.append(box)
         return out
 
@@ -529,8 +515,8 @@ class Binder:
                 value = s.give(call)
             except Missing:
                 continue
-            _fill(box, path, value, shown)
-        return _as_class(cls, box) if cls is not None else box
+            fill(box, path, value, shown)
+        return as_class(cls, box) if cls is not None else box
 
     def _config(
         self, shown: str, name: str, annotation: str, root: str, path: Path, inner: Sequence[Source] = ()
@@ -549,7 +535,7 @@ class Binder:
             for s in inner:
                 _, steps = source.parse_path(s.path)
                 try:
-                    _fill(box, steps[len(path) :], s.give(call), shown, ConfigBox)
+                    fill(box, steps[len(path) :], s.give(call), shown, ConfigBox)
                 except Missing:
                     continue
             return box
@@ -566,7 +552,7 @@ class Binder:
         for step in ("attr", "key"):
             shown = source.render(root, (*path, (step, entry)))
             if shown in self.explicit and self.explicit[shown].startswith("="):
-                return _python(self.explicit[shown][1:], self.loaded.namespace)
+                return evaluate(self.explicit[shown][1:], self.loaded.namespace)
         if entry in self.settings and entry not in WORDS:
             return self.settings[entry]
         full = (*path, ("attr", entry))
@@ -574,7 +560,11 @@ class Binder:
         if not word:
             return NOTHING
         if word in CHOICE_WORDS:
-            return aliases.spelled(word, self.settings[word], self.facts.compared(root, full)) if word in self.settings else NOTHING
+            return (
+                aliases.spelled(word, self.settings[word], self.facts.compared(root, full))
+                if word in self.settings
+                else NOTHING
+            )
         value, how = self._scalar(word, NOTHING, generous=False)
         return value if how in ("settings", "intent") else NOTHING
 
@@ -584,6 +574,8 @@ class Binder:
             value: Any = self.loaded.namespace.get(name.split(".")[0])
             for part in name.split(".")[1:]:
                 value = getattr(value, part, None)
+            if not isinstance(value, type):
+                value = self.loaded.namespace.get(name.split(".")[-1])
             if isinstance(value, type) and value.__module__ not in ("builtins", "typing", "torch", "numpy"):
                 return value
         return None
@@ -603,30 +595,37 @@ class Binder:
                 out[key] = self._said(key, key, "", NOTHING)
         return out
 
-    def _look_up(self, name: str, shown: str, row: int | None = None) -> Any:
-        """What a lazy container or `self` gives for a name that the source did not show."""
+    def _look_up(self, name: str, shown: str, generous: bool = True) -> Any:
+        """What a lazy container or `self` gives for a name that the source did not show.
+
+        Not `generous`: only what is declared or in the case, since the reader has a default of its own.
+        """
         if shown in self.explicit:
             value = self.explicit[shown]
             if value.startswith("="):
-                return _python(value[1:], self.loaded.namespace)
+                return evaluate(value[1:], self.loaded.namespace)
             got: Any = WordSource(path=shown, word=value, how="bind", hints=Hints(name=name))
         else:
             if name in self.settings and name not in WORDS:
                 return self.settings[name]
             root, path = source.parse_path(shown) if source.re.match(r"\w", shown) else (shown, ())
-            word, how, inverted = self._meaning(root, name, path, "", NOTHING) if "[*]" not in shown else ("", "", False)
+            word, how, inverted = (
+                self._meaning(root, name, path, "", NOTHING) if "[*]" not in shown else ("", "", False)
+            )
             if not word:
                 return NOTHING
             if word in CHOICE_WORDS:
+                if not generous and word not in self.settings:
+                    return NOTHING
                 fixed = self._choice(shown, word, how, NOTHING, self.facts.compared(root, path))
                 return fixed.give(self.current or Call({}))
             if word in SCALARS:
-                value, by = self._scalar(word, NOTHING)
+                value, _ = self._scalar(word, NOTHING, generous)
                 got = WordSource(path=shown, word=word, how=how, hints=Hints(name=name), fallback=value)
             else:
                 got = WordSource(path=shown, word=word, how=how, hints=Hints(name=name, inverted=inverted))
         if self.current is None:
-            return NOTHING
+            return got.fallback
         if got.form is None:
             options = forms_for(got.word, got.hints, self.current.layout)
             got.form = options[0] if options else None
@@ -640,7 +639,15 @@ class Binder:
     def _settle_conflicts(self, sources: dict[str, Source], parameters: Mapping[str, inspect.Parameter]) -> None:
         words = [s for s in sources.values() if isinstance(s, WordSource)]
         self._decoupled(words)
-        rank = {"bind": 0, "name": 1, "source": 1, "normalised name": 2, "annotation": 3, "docstring": 4, "similar name": 5}
+        rank = {
+            "bind": 0,
+            "name": 1,
+            "source": 1,
+            "normalised name": 2,
+            "annotation": 3,
+            "docstring": 4,
+            "similar name": 5,
+        }
         for word in {w.word for w in words} - {"token_ids", "labels", "model", "tokenizer"}:
             same = sorted((w for w in words if w.word == word), key=lambda w: (rank.get(w.how, 9), _spelling_rank(w)))
             if len(same) < 2 or word.endswith("_mask"):
@@ -658,10 +665,16 @@ class Binder:
                 if w.word == "old_logprobs" and w not in proximal and w.how != "bind":
                     w.word = "rollout_logprobs"
 
-    def _demote(self, loser: WordSource, sources: dict[str, Source], parameters: Mapping[str, inspect.Parameter]) -> None:
+    def _demote(
+        self, loser: WordSource, sources: dict[str, Source], parameters: Mapping[str, inspect.Parameter]
+    ) -> None:
         other = {"clip": "eps", "token_rewards": "", "values": "old_values"}.get(loser.word, "")
         p = parameters.get(loser.path)
-        if other and other in self.takes and other not in {s.word for s in sources.values() if isinstance(s, WordSource)}:
+        if (
+            other
+            and other in self.takes
+            and other not in {s.word for s in sources.values() if isinstance(s, WordSource)}
+        ):
             loser.word, loser.form = other, None
             if other in SCALARS and loser.fallback is NOTHING:
                 loser.fallback = DOCUMENTED[other]
@@ -711,10 +724,9 @@ class Binder:
 
             return give
 
-        offset = 0
-        original = self.loaded.namespace.get(callee.split(".")[-1])
-        seam = Seam({line + offset: result(names) for line, names in lines.items()}, original)
-        seam.words = {w for names in lines.values() for n in names if (w := self._target_word(n))}  # type: ignore[attr-defined]
+        original = self.loaded.namespace.get(callee.rsplit(".", maxsplit=1)[-1])
+        words = frozenset(w for names in lines.values() for n in names if (w := self._target_word(n)))
+        seam = Seam({line: result(names) for line, names in lines.items()}, original, words)
         self.seams[callee] = seam
 
     def _seam_value(self, name: str) -> Any:
@@ -728,6 +740,7 @@ class Binder:
     def _fill_ids(self, sources: dict[str, Source]) -> None:
         """Ids and prompt parts are only passed to what a seam replaces: zeros and ones of the right shape do."""
         self.plan.open = [o for o in self.plan.open if not self._filler(o, sources)]
+        self.plan.doubtful = [o for o in self.plan.doubtful if not self._filler(o, sources)]
 
     def _filler(self, shown: str, sources: dict[str, Source]) -> bool:
         root, path = source.parse_path(shown)
@@ -755,7 +768,7 @@ class Binder:
 
             def build(call: Call) -> Any:
                 box = inner(call)
-                _fill(box, path, give(call), root)
+                fill(box, path, give(call), root)
                 return box
 
             holder.build = build
@@ -780,7 +793,11 @@ class Binder:
         if any(c is StandInBase for c in owner.__mro__):
             return None
         try:
-            parameters = [p for p in inspect.signature(owner).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+            parameters = [
+                p
+                for p in inspect.signature(owner).parameters.values()
+                if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+            ]
         except (TypeError, ValueError):
             return None
         opened, left = list(self.plan.open), list(self.plan.left)
@@ -794,21 +811,16 @@ class Binder:
         if failed:
             return None
         self.plan.self_source = [s for s in sources.values()]
-        cache: list[Any] = []
-        dynamic = any(isinstance(s, WordSource) for s in sources.values())
 
         def build(call: Call) -> Any:
-            if cache and not dynamic:
-                return self._refreshed(cache[0])
             made = owner(**{k: s.give(call) for k, s in sources.items()})
             self._adjust(made, sources)
             self._plug(made)
-            cache[:] = [made] if _is_costly(owner) else []
             return made
 
         try:
             probe = build(Call(dict(self.example.inputs)))
-        except Exception:  # the user's constructor
+        except Exception:  # noqa: BLE001  the user's constructor
             self.plan.self_source = []
             return None
         self.known_from_self = True
@@ -817,9 +829,6 @@ class Binder:
                 self.hows[word] = "default"
         self._read_known(probe, "self", ())
         return build
-
-    def _refreshed(self, made: Any) -> Any:
-        return made
 
     def _init_parameter(self, p: inspect.Parameter) -> Source | None:
         annotation = _annotation(p)
@@ -849,7 +858,7 @@ class Binder:
                 continue
             value = self._known_entry("self", path[-1][1], path[:-1])
             word, _, _ = self._meaning("self", path[-1][1], path, "", NOTHING)
-            holder = _walk(made, path[:-1])
+            holder = walk(made, path[:-1])
             if value is NOTHING or holder is NOTHING or word in given:
                 continue
             try:
@@ -857,7 +866,7 @@ class Binder:
                     setattr(holder, path[-1][1], value)
                 elif isinstance(holder, dict):
                     holder[path[-1][1]] = value
-            except Exception:  # frozen configs of the user's keep what they have
+            except Exception:  # noqa: BLE001, S112  frozen configs of the user's keep what they have
                 continue
 
     def _read_known(self, made: Any, root: str, base: Path) -> None:
@@ -865,11 +874,11 @@ class Binder:
         for path in self.facts.reads.get(root, {}):
             if path[: len(base)] != base or len(path) == len(base) or any(s[0] == "each" for s in path):
                 continue
-            value = _walk(made, path[len(base) :])
+            value = walk(made, path[len(base) :])
             word, _, _ = self._meaning(root, path[-1][1], path, "", NOTHING)
             if word and word in SCALARS and isinstance(value, (int, float, str)):
-                value = aliases.canonical_choice(word, value)
-                self.known[word] = value
+                self.attributes[source.render(root, path)] = (word, value)
+                self.known[word] = aliases.canonical_choice(word, value)
                 self.hows[word] = "attribute"
 
     def _stand_in_self(self, owner: type) -> Callable[[Call], Any]:
@@ -880,7 +889,8 @@ class Binder:
                 return self._look_up(name, shown)
             full: Path = (("attr", name),)
             word, _, _ = self._meaning("self", name, full, "", NOTHING)
-            if word and (word in self.settings or word not in SCALARS or self._scalar(word, NOTHING, False)[1] == "intent"):
+            declared = word in self.settings or self._scalar(word, NOTHING, False)[1] == "intent"
+            if word and (declared or word not in SCALARS or word in self.example.inputs):
                 value = self._look_up(name, shown)
                 if value is not NOTHING:
                     return value
@@ -942,7 +952,13 @@ class Binder:
 
     def _know_stand_in(self) -> None:
         """Settings under which the function runs with the stand-in."""
-        self.current = Call(dict(self.example.inputs))
+        for path in self.facts.reads.get("self", {}):
+            word, how, _ = self._meaning("self", path[-1][1], path, "", NOTHING) if path else ("", "", False)
+            if word in SCALARS and word in self.example.inputs and word not in CHOICE_WORDS:
+                value, _ = self._scalar(word, NOTHING, generous=False)
+                shown = source.render("self", path)
+                self.plan.self_source.append(WordSource(path=shown, word=word, how=how, hints=Hints(), fallback=value))
+        self.current = Call({k: v for k, v in self.example.inputs.items() if k not in SCALARS})
         try:
             made = self.plan.selfs[-1](self.current)
             self._read_known(made, "self", ())
@@ -957,7 +973,7 @@ class Binder:
 
     # Trials
 
-    def _settle(self) -> Bound:
+    def _settle(self) -> Bound:  # noqa: C901  one loop over trials
         first: Exception | None = None
         wrong: WrongShape | None = None
         trials = 0
@@ -974,13 +990,15 @@ class Binder:
                         bound.try_out()
                     except WrongShape as e:
                         wrong = wrong or e
+                        self.tried.append(f"{bound.describe()}: {e}")
                     except Missing as e:
                         first = first or self._missing(e)
                     except (CallFailed, NotReached) as e:
                         first = first or e
+                        self.tried.append(f"{bound.describe()}: {e}")
                     else:
                         if bound.rows_apart():
-                            return bound.finish()
+                            return (bound.one_a_sequence() or bound).finish()
                         fallback = fallback or bound
                 if fallback is not None:
                     return fallback.finish()
@@ -988,6 +1006,10 @@ class Binder:
             report = self._report_open([])
             raise BindingFailed(f"{self.loaded.qualname} returns {wrong}", report)
         assert first is not None
+        opened = [d for d in self.plan.doubtful if isinstance(first, CallFailed) and _says_missing(first.error, d)]
+        if opened:
+            self.plan.open = opened
+            raise BindingFailed(self._open_reason(), self._report_open(opened))
         raise first
 
     def _missing(self, e: Missing) -> BindingFailed:
@@ -1008,18 +1030,25 @@ class Binder:
         return function
 
     def _layouts(self) -> tuple[Layout, ...]:
-        doc = self.loaded.doc
+        doc = self.facts.doc
         rows = [w for w in self.plan.words() if w.word in SAMPLE_WORDS]
         if any(w.word == "cu_seqlens" for w in rows) or any(w.word == "cu_seqlens" for w in self.plan.words()):
             return ("packed", "padded")
-        if not any(w.word in ("logprobs", "token_rewards", "logits", "advantages", "token_ids", "completion_mask") for w in rows):
+        if not any(
+            w.word in ("logprobs", "token_rewards", "logits", "advantages", "token_ids", "completion_mask")
+            for w in rows
+        ):
             return ("padded",)
-        listed = sum(w.hints.says(r"list\[(torch\.)?tensor|list of (\w+ )?(1-?d )?tensors?|one (1-d )?tensor per") for w in rows)
-        ragged = source.re.search(r"lists? with one|one 1-?D tensor per|samples differ in length|jagged|ragged|list of 1-?D", doc, source.re.I)
+        listed = sum(
+            w.hints.says(r"list\[(torch\.)?tensor|list of (\w+ )?(1-?d )?tensors?|one (1-d )?tensor per") for w in rows
+        )
+        ragged = source.re.search(
+            r"lists? with one|one 1-?D tensor per|samples differ in length|jagged|ragged|list of 1-?D", doc, source.re.I
+        )
         iterated = sum("iterated" in w.hints.signs for w in rows if w.word != "advantages")
         if listed or ragged:
             return ("ragged", "padded", "packed")
-        if source.re.search(r"packed|concatenated|back to back|\[?sum", doc, source.re.I):
+        if source.re.search(r"\bpacked\b|concatenated into one|back to back|\[\s*sum", doc, source.re.I):
             return ("packed", "padded", "ragged")
         return ("padded", "ragged", "packed") if iterated else ("padded", "packed", "ragged")
 
@@ -1030,7 +1059,14 @@ class Binder:
         options = [forms_for(w.word, w.hints, layout) for w in words]
         seen: set[tuple[int, ...]] = set()
         heap: list[tuple[float, tuple[int, ...]]] = [(0.0, tuple(0 for _ in options))]
-        weight = [0.9 if w.word in ("rewards", "advantages", "token_ids", "completions") else 1.3 if w.word.endswith("_mask") else 1.0 for w in words]
+        weight = [
+            0.9
+            if w.word in ("rewards", "advantages", "token_ids", "completions")
+            else 1.3
+            if w.word.endswith("_mask")
+            else 1.0
+            for w in words
+        ]
         while heap:
             cost, picks = heapq.heappop(heap)
             if picks in seen:
@@ -1038,7 +1074,7 @@ class Binder:
             seen.add(picks)
             chosen = [options[i][k] for i, k in enumerate(picks)]
             if self._consistent(words, chosen):
-                yield {id(w): f for w, f in zip(words, chosen)}
+                yield {id(w): f for w, f in zip(words, chosen, strict=False)}
             for i, k in enumerate(picks):
                 if k + 1 < len(options[i]):
                     heapq.heappush(heap, (cost + weight[i], (*picks[:i], k + 1, *picks[i + 1 :])))
@@ -1046,7 +1082,11 @@ class Binder:
     @staticmethod
     def _consistent(words: Sequence[WordSource], forms: Sequence[Form]) -> bool:
         """Masks of one function have one dtype; one call has one mode."""
-        kinds = {f.name.split()[-1] for w, f in zip(words, forms) if w.word == "completion_mask" and not f.name.startswith("list")}
+        kinds = {
+            f.name.split()[-1]
+            for w, f in zip(words, forms, strict=False)
+            if w.word == "completion_mask" and not f.name.startswith("list")
+        }
         modes = {f.mode for f in forms} - {"batch"}
         if len(kinds) > 1 or len(modes) > 1:
             return False
@@ -1066,40 +1106,62 @@ class Binder:
                 continue
             text = f"{self.loaded.qualname} {self.loaded.doc} {w.path}".lower()
             shape = w.hints.shape()
-            per_group = source.re.search(r"\b(a|one|single|the|its|each) group\b|rewards of (a|one|the) (group|prompt)|\bgroup_rewards\b|per_group\b", text)
-            letters = shape is not None and shape[0] in ("G", "K", "g", "k", "group_size", "n_samples", "num_generations")
+            per_group = source.re.search(
+                r"\b(a|one|single|the|its|each) group\b|rewards of (a|one|the) (group|prompt)|\bgroup_rewards\b|per_group\b",
+                text,
+            )
+            letters = shape is not None and shape[0] in (
+                "G",
+                "K",
+                "g",
+                "k",
+                "group_size",
+                "n_samples",
+                "num_generations",
+            )
             algorithm = str(self.intent.get("algorithm", "")).lower()
-            grpo = algorithm in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo") and shape is None and "iterated" not in w.hints.signs
+            grpo = (
+                algorithm in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
+                and shape is None
+                and "iterated" not in w.hints.signs
+            )
             batch = source.re.search(r"\bbatch\b|whole batch|reinforce", text)
-            if letters or (shape is None or len(shape) == 1) and (per_group or (grpo and not batch)):
+            if letters or ((shape is None or len(shape) == 1) and (per_group or (grpo and not batch))):
                 w.hints.signs.add("ungrouped")
 
     # Reports
 
+    def _other_number(self) -> set[str]:
+        """Text words in the number (one, list) that this function does not take, and what stands for bound ones."""
+        have = {w.word for w in self.plan.words()}
+        twins = {aliases.as_list(w) for w in have} | {aliases.as_single(w) for w in have}
+        return twins | (set(SINGLES) if self.lists else set(SINGLES.values()) if self.lists is False else set())
+
     def _unbound_names(self) -> list[str]:
         taken = {w.path for w in self.plan.words()}
-        return [n for n in self.signature.parameters if n not in taken and n not in ("self", "cls")][:4] or list(self.signature.parameters)[:2]
+        return [n for n in self.signature.parameters if n not in taken and n not in ("self", "cls")][:4] or list(
+            self.signature.parameters
+        )[:2]
 
     def _open_reason(self) -> str:
         names = ", ".join(self.plan.open)
         return f"no word of the vocabulary was found for {names} of {self.loaded.qualname}"
 
-    def _report_open(self, opened: Sequence[str], words: str = "") -> BindingReport:
-        have = {w.word for w in self.plan.words()} if hasattr(self, "plan") else set()
-        free = [w for w in self.role.takes if w not in have and w not in SCALARS] if hasattr(self, "role") else []
-        wanted = [w for group in self.role.needs for w in group if w not in have] if hasattr(self, "role") else []
+    def _report_open(self, opened: Sequence[str]) -> BindingReport:
+        have = {w.word for w in self.plan.words()}
+        known = have | self._other_number()
+        free = [w for w in self.role.takes if w not in known and w not in SCALARS]
+        wanted = [group[0] for group in self.role.needs if not have & set(group)]
         guesses = list(dict.fromkeys([*wanted, *free])) or ["=None"]
-        pairs = ", ".join(f"{_toml_key(o)} = \"{guesses[min(i, len(guesses) - 1)]}\"" for i, o in enumerate(opened))
-        target = getattr(self, "target", "name")
-        slots = self._slots() if hasattr(self, "plan") else ()
+        pairs = ", ".join(f'{_toml_key(o)} = "{_guess(o, guesses)}"' for o in opened)
         return BindingReport(
-            slots=slots,
+            slots=self.slots(),
             open=tuple(opened),
-            tried=("names, annotations and docstring against the alias table", *getattr(self, "trials", [])),
-            example=f"[targets.{target}]\nbind = {{ {pairs} }}" if opened else "",
+            tried=("names, annotations and docstring against the alias table", *self.tried[:8]),
+            example=f"[targets.{self.target}]\nbind = {{ {pairs} }}" if opened else "",
         )
 
-    def _slots(self) -> tuple[Slot, ...]:
+    def slots(self) -> tuple[Slot, ...]:
         out: list[Slot] = []
         for w in self.plan.words():
             value = w.fallback
@@ -1109,217 +1171,44 @@ class Binder:
             out.append(Slot(path=w.path, meaning=w.word, how=how, form=form))
         for f in self.plan.fixed():
             out.append(Slot(path=f.path, meaning=f.meaning or "constant", how=f.how, form=_brief(f.value)))
+        shown = {s.path for s in out}
+        for path, (word, value) in self.attributes.items():
+            if path not in shown:
+                out.append(Slot(path=path, meaning=word, how="attribute", form=_brief(value)))
         for name, value, _ in self.plan.left:
             out.append(Slot(path=name, meaning="default", how="default", form=_brief(value)))
         for callee, seam in self.seams.items():
-            out.append(Slot(path=f"{callee}(...)", meaning=", ".join(sorted(seam.words)), how="source", form="[B, T]"))  # type: ignore[attr-defined]
+            out.append(Slot(path=f"{callee}(...)", meaning=", ".join(sorted(seam.words)), how="source", form="[B, T]"))
         return tuple(out)
 
 
-class Bound:
-    """A user function that can be called with words of the vocabulary. Implements `model.BoundFunction`."""
-
-    def __init__(
-        self, binder: Binder, function: Callable[..., Any], make_self: Callable[[Call], Any] | None, layout: Layout,
-        forms: Mapping[int, Form],
-    ) -> None:  # fmt: skip
-        self._binder = binder
-        self._function = function
-        self._make_self = make_self
-        self._layout: Layout = layout
-        self._forms = forms
-        self._role = binder.role
-        self._root = binder.loaded.root
-        self._file = binder.loaded.path
-        self._stand_ins = binder.loaded.stand_ins
-        self._mode: Mode = next((f.mode for f in forms.values() if f.mode != "batch"), "batch")
-        self._rewards_form = next((f.name for f in forms.values() if f.word == "rewards"), "")
-        self._sources = list(binder.plan.words())
-        self._returns = ""
-        self.report = BindingReport()
-        self.names: frozenset[str] = frozenset()
-        self.settings: Mapping[str, Any] = {}
-
-    # The protocol
-
-    def call(self, inputs: Mapping[str, Any], wrt: Sequence[str] = (), dtype: str = "float32") -> Observation:
-        values, roots = invoke.leaves(inputs, wrt, dtype)
-        versions = {k: v._version for k, v in values.items() if hasattr(v, "_version")}
-        value = self._value(values)
-        mutated = tuple(k for k, n in versions.items() if values[k]._version != n)
-        return invoke.observe(value, roots, dtype, mutated, self._root, self._file)
-
-    def call_raw(self, inputs: Mapping[str, Any]) -> Any:
-        values, _ = invoke.leaves(inputs, (), "float32")
-        return self._run(Call(values, self._layout))
-
-    # Inside
-
-    def _value(self, values: Mapping[str, Any]) -> Any:
-        call = Call(values, self._layout)
-        result = self._run(call)
-        part = self._extract(result)
-        try:
-            got = invoke.canonical(
-                part, self._role.returns, call, self._layout, self._mode, self._rewards_form, self._role.name
-            )
-        except WrongShape as e:
-            if self._returns:
-                raise CallFailed(f"returns {e}", "") from None
-            raise
-        self._last = got.says
-        return got.value
-
-    def _extract(self, result: Any) -> Any:
-        if isinstance(result, list) and self._mode != "batch":
-            parts = [self._extract_one(r) for r in result]
-            return parts
-        return self._extract_one(result)
-
-    def _extract_one(self, result: Any) -> Any:
-        got = invoke.extract(result, self._role.name)
-        value = got.value
-        if isinstance(value, list) and value and isinstance(value[0], (dict, Box)):
-            value = [invoke.extract(v, self._role.name).value for v in value]
-        self._where = got.where
-        return value
-
-    def _run(self, call: Call) -> Any:
-        for w in self._sources:
-            w.form = self._forms.get(id(w), w.form)
-        if self._mode == "batch":
-            return self._once(call)
-        return [self._once(part) for part in self._parts(call)]
-
-    def _parts(self, call: Call) -> Iterator[Call]:
-        import torch
-
-        rows = call.groups() if self._mode == "per group" else [[i] for i in range(call.samples())]
-        for index in rows:
-            part: dict[str, Any] = {}
-            for word, value in call.inputs.items():
-                if word not in SAMPLE_WORDS:
-                    part[word] = value
-                elif isinstance(value, torch.Tensor):
-                    part[word] = value[torch.tensor(index)]
-                else:
-                    part[word] = [value[i] for i in index]
-            yield Call(part, call.layout)
-
-    def _once(self, call: Call) -> Any:
-        binder = self._binder
-        binder.current = call
-        plan = binder.plan
-        positional = [s.give(call) for s in plan.positional]
-        keywords: dict[str, Any] = {}
-        for name, s in plan.keywords.items():
-            if isinstance(s, WordSource) and s.word not in call.inputs and name in binder.signature.parameters:
-                p = binder.signature.parameters[name]
-                if p.default is not p.empty and s.fallback is p.default:
-                    continue  # left at the user's own default
-            keywords[name] = s.give(call)
-        if self._make_self is not None:
-            maker = self._make_self
-            me = invoke.guarded(lambda: maker(call), self._root, self._file)
-            positional.insert(0, me)
-        function = self._function
-        result = invoke.guarded(lambda: function(*positional, **keywords), self._root, self._file)
-        if self._stand_ins is not None:
-            self._stand_ins.check()
-        if result is None:
-            changed = [v for v in keywords.values() if isinstance(v, (Box, list))]
-            result = changed[0] if changed else None
-        return result
-
-    def try_out(self) -> None:
-        """One call on the example. Raises what is wrong with this combination of forms."""
-        inputs = self._binder.example.inputs
-        if self._role.returns in ("text", "number", "raw"):
-            result = self.call_raw(inputs)
-            self._last = _judge_text(result, self._role.returns, self._sources, inputs)
-            self._where = "the result"
-            return
-        values, _ = invoke.leaves(inputs, (), "float32")
-        self._value(values)
-
-    def rows_apart(self) -> bool:
-        """Whether a sequence's advantage acts on that sequence alone: a form that broadcasts along the wrong axis mixes rows."""
-        advantages = next((f for f in self._forms.values() if f.word == "advantages"), None)
-        words = {w.word for w in self._sources} | self._binder._seam_words()
-        source_ = next((w for w in self._sources if w.word == "advantages"), None)
-        if advantages is None or source_ is None or self._role.returns != "scalar" or source_.hints.shape() is not None:
-            return True
-        wrt = next((w for w in ("logprobs", "log_ratio", "ratio", "negative_log_ratio") if w in words), None)
-        if wrt is None:
-            return True
-        inputs = dict(self._binder.example.inputs)
-        changed = inputs["advantages"].clone()
-        changed[0] = changed[0] * 2 + 1
-        try:
-            before = self.call(inputs, (wrt,)).grads.get(wrt)
-            after = self.call({**inputs, "advantages": changed}, (wrt,)).grads.get(wrt)
-        except (CallFailed, NotReached, WrongShape):
-            return False
-        if before is None or after is None:
-            return True
-        return bool((before[1:] - after[1:]).abs().max() <= 1e-9 + 1e-5 * before.abs().max())
-
-    def finish(self) -> Bound:
-        """Fixes names, settings and the report once the forms are settled."""
-        binder = self._binder
-        for w in self._sources:
-            w.form = self._forms.get(id(w), w.form)
-        names = {f.word for f in self._forms.values()} | binder._seam_words()
-        names -= {w.word for w in self._sources if w.word not in binder.example.inputs and w.word not in SCALARS}
-        for form in self._forms.values():
-            names |= _used_by(form, binder.example.inputs)
-        if self._layout != "padded":
-            names |= {w for w in ("completion_mask", "lengths", "attention_mask") if w in binder.example.inputs and w in self._role.takes}
-        self.names = frozenset(names)
-        for name, value, _ in binder.plan.left:
-            match = aliases.resolve(name, self._role.name, SCALARS & binder.takes)
-            if match is not None and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-                binder._know(match.word, aliases.canonical_choice(match.word, value), "default")
-        self.settings = dict(binder.known)
-        self._returns = self._last if self._where == "the result" else f"{self._last} ({self._where})"
-        if self._mode != "batch":
-            self._returns += f", called {self._mode}"
-        self.report = BindingReport(slots=binder._slots(), returns=self._returns)
-        return self
+def _says_missing(error: str, path: str) -> bool:
+    """Whether a KeyError or AttributeError is about this entry."""
+    _, steps = source.parse_path(path)
+    return (
+        error.startswith(("KeyError", "AttributeError")) and bool(steps) and any(s[1] and s[1] in error for s in steps)
+    )
 
 
-# Small helpers
-
-
-def _used_by(form: Form, inputs: Mapping[str, Any]) -> set[str]:
-    """Words that a form needs besides its own."""
-    wanted: set[str] = set()
-    if "[P, G]" in form.name or form.mode == "per group":
-        wanted = {"group_size"} if "group_size" in inputs else {"group_ids"}
-    elif "one per group" in form.name:
-        wanted = {"group_ids"}
-    elif "columns of" in form.name:
-        wanted = {"prompt_length"}
-    return wanted & set(inputs)
-
-
-def _judge_text(result: Any, returns: str, sources: Sequence[WordSource], inputs: Mapping[str, Any]) -> str:
-    """Whether a text function gave one entry a sample; what it gave, in words."""
-    many = [w.word for w in sources if w.word in ("completions", "texts", "token_ids") and w.word in inputs]
-    part = invoke.extract(result, "reward" if returns == "number" else "decode").value
-    if hasattr(part, "tolist"):
-        part = part.tolist()
-    if not many:
-        if result is None:
-            raise WrongShape("None")
-        return type(result).__name__
-    n = len(inputs[many[0]])
-    if isinstance(part, (list, tuple)):
-        # a wrong number of entries is a finding of the role, not a wrong form
-        return f"list of {len(part)}" if len(part) == n else f"list of {len(part)} for {n} samples"
-    if isinstance(result, Mapping) or hasattr(result, "__dataclass_fields__"):
-        return type(result).__name__
-    raise WrongShape(f"a {type(result).__name__} for {n} samples")
+def _guess(path: str, words: list[str]) -> str:
+    """What to show for an open place: a word that is still free, or a Python literal for what looks like a number."""
+    last = aliases.tokens(path)[-1:]
+    if last and last[0] in (
+        "id",
+        "size",
+        "length",
+        "coef",
+        "weight",
+        "num",
+        "threshold",
+        "rate",
+        "max",
+        "min",
+        "step",
+        "steps",
+    ):
+        return "=0"
+    return words.pop(0) if words and words[0] != "=None" else "=None"
 
 
 def _annotation(p: inspect.Parameter) -> str:
@@ -1332,63 +1221,10 @@ def _annotation(p: inspect.Parameter) -> str:
     return str(p.annotation).replace("typing.", "")
 
 
-def _python(text: str, namespace: Mapping[str, Any]) -> Any:
-    """A Python literal of the manifest; an expression over the user's module where it is no literal."""
-    try:
-        return source.ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
-        pass
-    try:
-        return eval(text, dict(namespace))  # noqa: S307  written by the user in their own manifest
-    except Exception as e:
-        raise NotReached(f"the bind value ={text} can't be evaluated: {type(e).__name__}: {e}") from None
-
-
-def _fill(box: Any, path: Path, value: Any, shown: str, kind: type[Box] = Box) -> None:
-    """Puts a value behind a path, making the boxes on the way."""
-    steps = [s for s in path if s[0] != "each"]
-    here = box
-    for step_kind, name in steps[:-1]:
-        inner = dict.get(here, name) if isinstance(here, dict) else None
-        if not isinstance(inner, Box):
-            inner = kind(f"{shown}.{name}", here.__dict__["_box"][1] if isinstance(here, Box) else None)
-            here.put(step_kind, name, inner)
-        here = inner
-    if steps:
-        here.put(steps[-1][0], steps[-1][1], value)
-
-
-def _as_class(cls: type, box: Box) -> Any:
-    """The user's own dataclass made of a box's entries, else the box."""
-    import dataclasses
-
-    if not dataclasses.is_dataclass(cls):
-        return box
-    values: dict[str, Any] = {}
-    for f in dataclasses.fields(cls):
-        if f.name in box and f.init:
-            values[f.name] = dict.__getitem__(box, f.name)
-        elif f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            values[f.name] = None
-    try:
-        return cls(**values)
-    except Exception:  # the user's class
-        return box
-
-
-def _walk(value: Any, path: Path) -> Any:
-    for kind, name in path:
-        try:
-            value = getattr(value, name) if kind == "attr" else value[name]
-        except Exception:  # properties of the user's may raise anything
-            return NOTHING
-    return value
-
-
 def _default_of(node: Any, name: str) -> Any:
     arguments = [*node.args.posonlyargs, *node.args.args]
-    pairs = dict(zip([a.arg for a in arguments][::-1], list(node.args.defaults)[::-1]))
-    pairs.update({a.arg: d for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if d is not None})
+    pairs = dict(zip([a.arg for a in arguments][::-1], list(node.args.defaults)[::-1], strict=False))
+    pairs.update({a.arg: d for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=False) if d is not None})
     if name not in pairs:
         return NOTHING
     try:
@@ -1403,10 +1239,6 @@ def _spelling_rank(w: WordSource) -> int:
     return names.index(plain) if plain in names else len(names)
 
 
-def _is_costly(owner: type) -> bool:
-    return False
-
-
 def _brief(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -1414,6 +1246,3 @@ def _brief(value: Any) -> str:
 
 def _toml_key(path: str) -> str:
     return path if source.re.fullmatch(r"[\w-]+", path) else f"'{path}'"
-
-
-__all__ = ["SINGLES", "Bound", "BindingFailed", "bind"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from rltriage_probes import binding, loading, registry
@@ -61,7 +61,8 @@ def _checks(request: CheckRequest, progress: Progress) -> tuple[list[Check], Loa
     except NotReached as e:
         return [_single(role.name, role.asks, NotRun(reason=clip_text(e.reason, 600), do=e.do))], None, None
     try:
-        bound = binding.bind(loaded, role, spec.bind, spec.settings, request.intent, spec.name)
+        bind = {**(spec.block.inputs if spec.block else {}), **spec.bind}
+        bound = binding.bind(loaded, role, bind, spec.settings, request.intent, spec.name)
     except binding.BindingFailed as e:
         do = f"Bind it in the manifest:\n{e.report.example}" if e.report.example else "Name a function that returns it."
         return [_single(role.name, role.asks, NotRun(reason=e.reason, do=do))], loaded.report, e.report
@@ -99,7 +100,7 @@ def _single(role: str, asks: str, outcome: Outcome) -> Check:
 
 
 @contextmanager
-def _printed() -> Iterator[io.StringIO]:
+def _printed() -> Generator[io.StringIO, None, None]:
     """What the user's code prints through Python, kept for the report."""
     kept = io.StringIO()
     out, err = sys.stdout, sys.stderr

@@ -22,7 +22,9 @@ ROW_WORDS = frozenset(
     "log_ratio negative_log_ratio entropies advantages token_rewards values old_values returns".split()
 )
 """Words with one row a sequence."""
-SAMPLE_WORDS = ROW_WORDS | frozenset("rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts".split())
+SAMPLE_WORDS = ROW_WORDS | frozenset(
+    "rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts".split()
+)
 """Words with one entry a sample."""
 MASKS = frozenset(("attention_mask", "completion_mask", "is_last_step"))
 FLOATS = ROW_WORDS - {"token_ids", "labels", "attention_mask"} | {"rewards"}
@@ -101,6 +103,10 @@ class Hints:
     signs: set[str] = field(default_factory=set)
     inverted: bool = False
     name: str = ""
+    split: bool = False
+    """The function gets prompt and completion in separate arguments."""
+    reads_ids: bool = False
+    """The function has a tokenizer, so what it calls responses are ids."""
 
     @property
     def text(self) -> str:
@@ -116,13 +122,62 @@ class Hints:
             closed = found[1].rstrip().endswith(",")
             parts = [p for p in parts if p]
             if parts and all(re.fullmatch(r"[A-Za-z_]\w{0,24}(?:\s*[-+*/]\s*\w+)*|\d+|\.\.\.", p) for p in parts):
-                if len(parts) > 1 or closed or (found[0][0] == "[" or re.fullmatch(r"[A-Z][A-Za-z]?|batch\w*|bs\w*|b|n", parts[0])):
-                    if not (len(parts) == 1 and parts[0].lower() in ("optional", "default", "str", "int", "float", "bool", "tensor", "list")):
+                if (
+                    len(parts) > 1
+                    or closed
+                    or (found[0][0] == "[" or re.fullmatch(r"[A-Z][A-Za-z]?|batch\w*|bs\w*|b|n", parts[0]))
+                ):
+                    if not (
+                        len(parts) == 1
+                        and parts[0].lower() in ("optional", "default", "str", "int", "float", "bool", "tensor", "list")
+                    ):
                         return tuple(parts)
         return None
 
+    def isinstance_str(self) -> bool:
+        return bool(self.signs & {"isinstance str", "each isinstance str"})
 
-_TIME = re.compile(r"^(t|l|s|r|c|tokens?|time|len\w*|seq\w*|\w*len|\w*length|response\w*|completion\w*|width|\w*tokens?|a|actions?)\b", re.I)
+
+_TIME = re.compile(
+    r"^(t|l|s|r|c|tokens?|time|len\w*|seq\w*|\w*len|\w*length|response\w*|completion\w*|width|\w*tokens?|a|actions?)\b",
+    re.I,
+)
+
+
+def derived(word: str, call: Call) -> Any:
+    """A word that follows from others of the case; `Missing` where it doesn't."""
+    import torch
+
+    if word == "lengths":
+        return torch.tensor(call.lengths())
+    if word == "cu_seqlens":
+        return None
+    if word == "model" and "logits" in call.inputs and "token_ids" in call.inputs:
+        from rltriage_probes.standins import EchoModel
+
+        return EchoModel(call.inputs["logits"], call.inputs["token_ids"])
+    if word == "labels" and "token_ids" in call.inputs:
+        return call.inputs["token_ids"]
+    if word == "token_count" and "completion_mask" in call.inputs:
+        return call.inputs["completion_mask"].sum()
+    if word == "row_count":
+        return call.samples()
+    if word in ("max_completion_length", "completion_length") and "completion_mask" in call.inputs:
+        return int(call.inputs["completion_mask"].shape[1])
+    raise Missing(word)
+
+
+DERIVED: dict[str, tuple[str, ...]] = {
+    "lengths": ("completion_mask", "attention_mask"),
+    "cu_seqlens": ("lengths", "completion_mask", "attention_mask"),
+    "model": ("logits", "token_ids"),
+    "labels": ("token_ids",),
+    "token_count": ("completion_mask",),
+    "row_count": (),
+    "max_completion_length": (),
+    "completion_length": (),
+}
+"""Words that follow from others, with those others."""
 
 
 def forms_for(word: str, hints: Hints, layout: Layout) -> tuple[Form, ...]:
@@ -136,6 +191,8 @@ def forms_for(word: str, hints: Hints, layout: Layout) -> tuple[Form, ...]:
         return maker(hints, layout)
     if word in MASKS:
         return _mask(word, hints)
+    if word in ("old_logprobs", "ref_logprobs"):
+        return (_form(word, "[B, T]", _same), _form(word, "[B], summed over the trained tokens", _summed))
     if word in ROW_WORDS:
         return (_form(word, "[B, T, V]" if word == "logits" else "[B, T]", _same),)
     return (_form(word, "", _same),)
@@ -147,6 +204,11 @@ def _form(word: str, name: str, apply: Callable[[Any, Call], Any], mode: Mode = 
 
 def _same(value: Any, call: Call) -> Any:
     return value
+
+
+def _summed(value: Any, call: Call) -> Any:
+    mask = call.inputs.get("completion_mask")
+    return value.sum(-1) if mask is None else (value * mask).sum(-1)
 
 
 def _order(forms: Sequence[Form], *first: str) -> tuple[Form, ...]:
@@ -170,8 +232,13 @@ def _mask(word: str, hints: Hints) -> tuple[Form, ...]:
 
         return apply
 
+    if "prompt" in hints.name.lower() and word == "attention_mask":
+        return (_form(word, "columns of the prompt, long", lambda v, c: v[:, : _prompt(c)].long()),)
     forms = [_form(word, f"{shape} {kind}{label}", to(kind)) for kind in ("float", "bool", "long")]
-    by_kind = {kind: f.name for kind, f in zip(("float", "bool", "long"), forms)}
+    if hints.split and word == "completion_mask" and not flip:
+        back = _form(word, "columns of the completion, long", lambda v, c: v[:, _prompt(c) :].long())
+        return (back, *forms)
+    by_kind = {kind: f.name for kind, f in zip(("float", "bool", "long"), forms, strict=False)}
     if "inverted" in hints.signs or hints.says(r"\bbool"):
         return _order(forms, by_kind["bool"])
     if hints.says(r"\b(long|int\d*)\b|LongTensor") or word == "attention_mask":
@@ -199,10 +266,10 @@ def _float_type(call: Call) -> Any:
 
 def _ragged(word: str, hints: Hints) -> tuple[Form, ...]:
     def rows(value: Any, call: Call) -> Any:
-        return _mask_like(word, [row[:n] for row, n in zip(value, call.lengths())], hints)
+        return _mask_like(word, [row[:n] for row, n in zip(value, call.lengths(), strict=False)], hints)
 
     def plain(value: Any, call: Call) -> Any:
-        return [row[:n].tolist() for row, n in zip(value.detach(), call.lengths())]
+        return [row[:n].tolist() for row, n in zip(value.detach(), call.lengths(), strict=False)]
 
     tensors = _form(word, "list of [T_i]", rows)
     lists = _form(word, "list of lists", plain)
@@ -212,7 +279,7 @@ def _ragged(word: str, hints: Hints) -> tuple[Form, ...]:
 def _pack(value: Any, call: Call) -> Any:
     import torch
 
-    return torch.cat([row[:n] for row, n in zip(value, call.lengths())])
+    return torch.cat([row[:n] for row, n in zip(value, call.lengths(), strict=False)])
 
 
 def _cu_seqlens(hints: Hints, layout: Layout) -> tuple[Form, ...]:
@@ -240,9 +307,6 @@ def _token_ids(hints: Hints, layout: Layout) -> tuple[Form, ...]:
     def lists(value: Any, call: Call) -> Any:
         return value.tolist()
 
-    def unpadded(value: Any, call: Call) -> Any:
-        return [row[:n] for row, n in zip(value.tolist(), call.lengths())]
-
     def row_list(value: Any, call: Call) -> Any:
         return value[0].tolist() if value.dim() == 2 else value.tolist()
 
@@ -258,6 +322,8 @@ def _token_ids(hints: Hints, layout: Layout) -> tuple[Form, ...]:
     if "prompt" in hints.name.lower():
         return (front,)
     forms = [whole, rows, back, one, one_list]
+    if hints.split:
+        return _order(forms, back.name)
     if re.fullmatch(r"(response|completion|gen\w*|output|action)s?(_ids|_tokens|_token_ids)?", hints.name.lower()):
         forms = [whole, back, rows, one, one_list]
     if hints.says(r"list\[list|list of lists|lists of (token )?ids"):
@@ -286,7 +352,7 @@ def _advantages(hints: Hints, layout: Layout) -> tuple[Form, ...]:
 
     def rows(value: Any, call: Call) -> Any:
         full = _spread(value, call)
-        return [row[:n] for row, n in zip(full, call.lengths())]
+        return [row[:n] for row, n in zip(full, call.lengths(), strict=False)]
 
     def floats(value: Any, call: Call) -> Any:
         return value.detach().tolist()
@@ -318,7 +384,11 @@ def _spread(value: Tensor, call: Call) -> Tensor:
         return value
     mask = call.inputs.get("completion_mask")
     if mask is None:
-        mask = next(v for k, v in call.inputs.items() if k in ("logprobs", "ratio", "log_ratio", "negative_log_ratio", "old_logprobs"))
+        mask = next(
+            v
+            for k, v in call.inputs.items()
+            if k in ("logprobs", "ratio", "log_ratio", "negative_log_ratio", "old_logprobs")
+        )
         return value.reshape(-1, 1).expand(mask.shape)
     return value.reshape(-1, 1) * mask.to(value.dtype)
 
@@ -329,8 +399,9 @@ def _rewards(hints: Hints, layout: Layout) -> tuple[Form, ...]:
     array = _form("rewards", "numpy [N]", lambda v, c: _numpy(v))
     matrix = _form("rewards", "[P, G]", lambda v, c: v.reshape(len(c.groups()), -1))
     column = _form("rewards", "[N, 1]", lambda v, c: v.unsqueeze(1))
-    functions = _form("rewards", "[N, 1], one column a reward function", lambda v, c: v.unsqueeze(1))
-    lists = _form("rewards", "list of lists, one per group", lambda v, c: [[float(v[i]) for i in g] for g in c.groups()])
+    lists = _form(
+        "rewards", "list of lists, one per group", lambda v, c: [[float(v[i]) for i in g] for g in c.groups()]
+    )
     tensors = _form("rewards", "list of tensors, one per group", lambda v, c: [v[g] for g in c.groups()])
     arrays = _form("rewards", "list of numpy arrays, one per group", lambda v, c: [_numpy(v[g]) for g in c.groups()])
     grid = _form("rewards", "numpy [P, G]", lambda v, c: _numpy(v.reshape(len(c.groups()), -1)))
@@ -344,12 +415,14 @@ def _rewards(hints: Hints, layout: Layout) -> tuple[Form, ...]:
     return _reward_order(hints, padded, single)
 
 
-def _reward_order(hints: Hints, batch: list[Form], single: list[Form]) -> tuple[Form, ...]:
+def _reward_order(hints: Hints, batch: list[Form], single: list[Form]) -> tuple[Form, ...]:  # noqa: C901  a flat table
     flat, floats, array, matrix, lists, tensors, arrays, column, grid, tokens = (f.name for f in batch)
     numpy = hints.says(r"\bnp\.|ndarray|numpy|NDArray") or bool(hints.signs & {"numpy"})
     shape = hints.shape()
     first: list[str] = []
-    if hints.says(r"(list|one list|lists|sequence|array|tensor)s? (per|for each|of each|a) (prompt|group|question|problem)|list of (lists|groups)|list\[(list|tuple|sequence)"):
+    if hints.says(
+        r"(list|one list|lists|sequence|array|tensor)s? (per|for each|of each|a) (prompt|group|question|problem)|list of (lists|groups)|list\[(list|tuple|sequence)"
+    ):
         first = [arrays, lists] if numpy else [lists, tensors]
     elif hints.says(r"list\[(torch\.)?tensor|list of (1-d )?tensors"):
         first = [tensors, lists]
@@ -366,7 +439,13 @@ def _reward_order(hints: Hints, batch: list[Form], single: list[Form]) -> tuple[
         return _order([*single, *batch], *order)
     elif shape is not None and len(shape) == 2:
         last = shape[-1]
-        first = [column] if last == "1" else [tokens] if _TIME.match(last) or "masked rows" in hints.signs else [matrix, grid]
+        first = (
+            [column]
+            if last == "1"
+            else [tokens]
+            if _TIME.match(last) or "masked rows" in hints.signs
+            else [matrix, grid]
+        )
         if numpy and first == [matrix, grid]:
             first = [grid, matrix]
         if re.match(r"f$|n?_?(num_)?(reward_)?func", last, re.I):
@@ -395,7 +474,9 @@ def _group_ids(hints: Hints, layout: Layout) -> tuple[Form, ...]:
     strings = _form("group_ids", "list of str", lambda v, c: names(v))
     ints = _form("group_ids", "list of int", lambda v, c: [int(g) for g in v])
     integers = _form("group_ids", "numpy [N] int", lambda v, c: _numpy(v))
-    groups = _form("group_ids", "list of str, one per group", lambda v, c: [f"prompt-{i}" for i in range(len(c.groups()))])
+    groups = _form(
+        "group_ids", "list of str, one per group", lambda v, c: [f"prompt-{i}" for i in range(len(c.groups()))]
+    )
     matrix = _form("group_ids", "[N, S] long, the prompt's tokens", lambda v, c: _prompt_tokens(v))
     forms = [objects, strings, tensor, ints, integers, matrix, groups]
     if hints.says(r"list of [Pp]\b|one (per|for each) prompt\b|\bP prompts"):
@@ -407,7 +488,21 @@ def _group_ids(hints: Hints, layout: Layout) -> tuple[Form, ...]:
         return _order(forms, objects.name, integers.name)
     if hints.says(r"list\[str|list of (\w+ )?(str|uids|ids|prompt|group|names)|list\[int|sequence of"):
         return _order(forms, ints.name if hints.says(r"list\[int|of ints") else strings.name)
-    methods = {".unique", ".eq", ".long", ".to", ".view", ".max", ".unsqueeze", ".dim", ".device", ".size", ".numel", ".tolist", ".shape"}
+    methods = {
+        ".unique",
+        ".eq",
+        ".long",
+        ".to",
+        ".view",
+        ".max",
+        ".unsqueeze",
+        ".dim",
+        ".device",
+        ".size",
+        ".numel",
+        ".tolist",
+        ".shape",
+    }
     if hints.says(r"tensor|long\b") or hints.signs & methods or any(s.startswith("torch.") for s in hints.signs):
         return _order(forms, tensor.name)
     return tuple(forms)
@@ -445,10 +540,14 @@ def _texts(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
         role = "assistant" if word == "completions" else "user"
         strings = _form(word, "list of str", lambda v, c: list(v))
         chats = _form(word, "list of message lists", lambda v, c: [[{"role": role, "content": x}] for x in v])
-        message = "message" in hints.signs and "isinstance str" not in hints.signs
-        conversational = hints.says(r"message lists?|list of messages|one chat|chats|conversational|list\[list\[dict|list\[dict")
+        message = "message" in hints.signs and not hints.isinstance_str()
+        conversational = hints.says(
+            r"message lists?|list of messages|one chat|chats|conversational|list\[list\[dict|list\[dict"
+        )
         if word == "answers":
             return (strings,)
+        if hints.reads_ids and word == "texts":
+            return (*_token_ids(hints, layout), strings)
         return (chats, strings) if message or (conversational and not hints.says(r"str\b|string")) else (strings, chats)
 
     return make
@@ -459,9 +558,11 @@ def _single(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
         string = _form(word, "str", _same)
         role = "user" if word == "prompt" else "assistant"
         chat = _form(word, "message list", lambda v, c: [{"role": role, "content": v}])
+        if hints.reads_ids and word == "text":
+            return (*_token_ids(hints, layout), string)
         if word in ("answer", "text"):
             return (string,)
-        return (chat, string) if "message" in hints.signs and "isinstance str" not in hints.signs else (string, chat)
+        return (chat, string) if "message" in hints.signs and not hints.isinstance_str() else (string, chat)
 
     return make
 

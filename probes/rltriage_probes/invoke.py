@@ -55,10 +55,15 @@ def guarded(function: Callable[[], Any], root: Path, file: Path) -> Any:
         return function()
     except (CallFailed, NotReached):
         raise
-    except BaseException as error:  # the user's code may raise SystemExit or KeyboardInterrupt as well
+    except BaseException as error:  # noqa: BLE001  the user's code may raise SystemExit or KeyboardInterrupt as well
         unreached = _unreached(error)
         if unreached is not None:
             raise unreached from None
+        if isinstance(error, ImportError):
+            raise NotReached(
+                f"the function needs something that this interpreter lacks: {clip_text(str(error), 200)}",
+                "Install it there, or name an interpreter that has it under [pipeline] python.",
+            ) from None
         raise CallFailed(describe_error(error), innermost(error, root, file)) from None
 
 
@@ -74,7 +79,7 @@ def _unreached(error: BaseException) -> NotReached | None:
 def describe_error(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception:  # the message itself is user code
+    except Exception:  # noqa: BLE001  the message itself is user code
         text = "(its message could not be read)"
     return clip_text(f"{type(error).__name__}: {text}" if text else type(error).__name__, _MAX_ERROR)
 
@@ -83,7 +88,9 @@ def innermost(error: BaseException, root: Path, file: Path) -> str:
     """`file:line in function` of the innermost frame that lies in the user's file, else below the root."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if Path(f.filename) == file]
-    below = [f for f in frames if f.filename.startswith(f"{root}/") and "/site-packages/" not in f.filename[len(str(root)) :]]
+    below = [
+        f for f in frames if f.filename.startswith(f"{root}/") and "/site-packages/" not in f.filename[len(str(root)) :]
+    ]
     chosen = (below or own)[-1:] or frames[-1:]
     if not chosen:
         return ""
@@ -134,7 +141,12 @@ _TELLING = {
     "reward": ("rewards", "scores", "reward", "score"),
     "decode": ("texts", "text", "completions", "completion", "responses", "response"),
 }
-_RETURNED = {"logprobs": "logprobs", "entropy": "entropies", "advantages": "advantages", "completion_mask": "completion_mask"}
+_RETURNED = {
+    "logprobs": "logprobs",
+    "entropy": "entropies",
+    "advantages": "advantages",
+    "completion_mask": "completion_mask",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,19 +157,19 @@ class Extracted:
     where: str
 
 
-def extract(result: Any, role: str, output: str = "") -> Extracted:
-    """The telling part of a tuple, dict or object; `output` names it where the user did."""
+def extract(result: Any, role: str, returned: Sequence[str] = ()) -> Extracted:
+    """The telling part of a tuple, dict or object; `returned` are the names of a tuple's parts in the source."""
     where = "the result"
     for _ in range(3):
-        if output:
-            found = _member(result, output)
-            if found is not None:
-                return Extracted(value=found[0], where=f"{output} of the result")
         if isinstance(result, tuple) and result and not hasattr(result, "_fields"):
-            if role == "entropy" and len(result) > 1:
+            pick = _position(role, returned) if len(returned) == len(result) else 0
+            if role == "entropy" and not any(returned) and len(result) > 1:
                 pick = _entropy_of(result)
-                return Extracted(value=result[pick], where=f"element {pick} of the returned tuple")
-            result, where = result[0], "first element of the returned tuple"
+            result = result[pick]
+            where = (
+                f"{_ORDINALS[pick] if pick < len(_ORDINALS) else f'number {pick + 1}'} element of the returned tuple"
+            )
+            returned = ()
             continue
         if _is_record(result):
             found = _named(result, role)
@@ -167,6 +179,22 @@ def extract(result: Any, role: str, output: str = "") -> Extracted:
             continue
         break
     return Extracted(value=result, where=where)
+
+
+_ORDINALS = ("first", "second", "third", "fourth")
+
+
+def _position(role: str, returned: Sequence[str]) -> int:
+    """Which part of a returned tuple is the one, judged by its name; the first where none says so."""
+    for wanted in _TELLING.get(role, ()):
+        if wanted in returned:
+            return returned.index(wanted)
+    word = _RETURNED.get(role)
+    for i, name in enumerate(returned):
+        match = resolve(name, role, (word,)) if word and name else None
+        if match is not None:
+            return i
+    return 0
 
 
 def _entropy_of(result: tuple[Any, ...]) -> int:
@@ -183,8 +211,6 @@ def _is_record(value: Any) -> bool:
 
 
 def _member(result: Any, name: str) -> tuple[Any] | None:
-    if name.isdigit() and isinstance(result, (tuple, list)) and int(name) < len(result):
-        return (result[int(name)],)
     if isinstance(result, Mapping):
         return (result[name],) if name in result else None
     return (getattr(result, name),) if hasattr(result, name) else None
@@ -238,11 +264,15 @@ def canonical(
     return Canonical(value=value, says=_shape(shape))
 
 
-def _scalar(value: Tensor, shape: tuple[int, ...], rows: int, columns: set[int], layout: Layout, call: Call) -> Canonical:
+def _scalar(
+    value: Tensor, shape: tuple[int, ...], rows: int, columns: set[int], layout: Layout, call: Call
+) -> Canonical:
     if shape in ((), (1,), (1, 1)):
         return Canonical(value=value.reshape(()), says="scalar")
     if len(shape) == 2 and shape[0] == rows and shape[1] in columns | {1}:
-        return Canonical(value=value, says="per-token matrix [B, T]" if shape[1] != 1 else "one value a sequence [B, 1]")
+        return Canonical(
+            value=value, says="per-token matrix [B, T]" if shape[1] != 1 else "one value a sequence [B, 1]"
+        )
     if layout == "packed" and len(shape) == 1 and shape[0] == sum(call.lengths()):
         return Canonical(value=_unpack(value, call), says="per-token matrix, packed [sum T]")
     if shape == (rows,):
@@ -290,7 +320,9 @@ def _unpack(value: Tensor, call: Call) -> Tensor:
 def _width(call: Call) -> int:
     from rltriage_probes.forms import ROW_WORDS
 
-    return max((int(v.shape[1]) for k, v in call.inputs.items() if k in ROW_WORDS and getattr(v, "ndim", 0) >= 2), default=0)
+    return max(
+        (int(v.shape[1]) for k, v in call.inputs.items() if k in ROW_WORDS and getattr(v, "ndim", 0) >= 2), default=0
+    )
 
 
 def _frame(call: Call) -> tuple[int, set[int]]:
@@ -344,7 +376,7 @@ def observe(
         out = value if value.dim() == 0 else (value.double() * cotangent(value.shape)).sum()
         names = list(roots)
         found = guarded(lambda: torch.autograd.grad(out, [roots[n] for n in names], allow_unused=True), root, file)
-        grads = {n: g.detach().double() for n, g in zip(names, found) if g is not None}
+        grads = {n: g.detach().double() for n, g in zip(names, found, strict=False) if g is not None}
     shown = str(value.dtype).removeprefix("torch.")
     return Observation(value=value.detach().double().cpu(), grads=grads, dtype=shown, mutated=mutated)
 

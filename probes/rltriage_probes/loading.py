@@ -12,7 +12,6 @@ Nothing is loaded from outside the project root but installed packages. No torch
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -20,6 +19,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -28,17 +28,20 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rltriage_probes import source
-from rltriage_probes.contract import Located, LocateRequest, LoadReport, TargetSpec, clip_text
+from rltriage_probes.contract import LoadReport, Located, LocateRequest, TargetSpec, clip_text
 from rltriage_probes.invoke import NotReached
 from rltriage_probes.source import FunctionNode
 
-_SKIPPED = frozenset(".git .hg .venv venv env node_modules __pycache__ .tox .mypy_cache build dist .ipynb_checkpoints".split())
+_T = TypeVar("_T")
+_SKIPPED = frozenset(
+    ".git .hg .venv venv env node_modules __pycache__ .tox .mypy_cache build dist .ipynb_checkpoints".split()
+)
 
 
 class LoadFailed(Exception):
@@ -118,23 +121,27 @@ def find(root: Path, ref: str) -> Place:
             "Write file.py:function, file.py:Class.method or package.module:function.",
         )
     if head.endswith(".py") or "/" in head or os.sep in head:
-        return _place_of_file(root, confined(root, head), qualname)
+        return place_of_file(root, confined(root, head), qualname)
     path = module_file(root, head)
     if path is None:
         raise LoadFailed(
             f"there is no module {head} in the project or among this interpreter's packages",
             "Check the spelling, or name the interpreter that has it under [pipeline] python.",
         )
-    return _place_of_file(root, path, qualname, head)
+    return place_of_file(root, path, qualname, head)
 
 
 def confined(root: Path, name: str) -> Path:
     """A file below the root or among the installed packages; `LoadFailed` for any other."""
     path = (root / name).resolve()
     if not path.is_file():
-        raise LoadFailed(f"there is no file {name} in {root.name or root}", "Give the path relative to the project root.")
+        raise LoadFailed(
+            f"there is no file {name} in {root.name or root}", "Give the path relative to the project root."
+        )
     if not (path.is_relative_to(root) or any(path.is_relative_to(p) for p in _installed_roots())):
-        raise LoadFailed(f"{name} lies outside the project root", "Only files of the project and installed packages are loaded.")
+        raise LoadFailed(
+            f"{name} lies outside the project root", "Only files of the project and installed packages are loaded."
+        )
     return path
 
 
@@ -170,7 +177,7 @@ def _search_roots(root: Path) -> tuple[str, ...]:
     return tuple(str(p) for p in (root, root / "src") if p.is_dir())
 
 
-def _place_of_file(root: Path, path: Path, qualname: str, module: str = "") -> Place:
+def place_of_file(root: Path, path: Path, qualname: str, module: str = "") -> Place:
     folders: list[Path] = []
     folder = path.parent
     while (folder / "__init__.py").is_file() and folder != folder.parent:
@@ -210,7 +217,7 @@ def locate(request: LocateRequest) -> Located:
         if path is not None:
             version = _version(path.parent, name)
             found[name] = LoadReport(
-                file=str(path), line=0, rung="", sha256=_sha(path.read_bytes()), package=f"{name} {version}".strip()
+                file=str(path), line=0, rung="", sha256=sha(path.read_bytes()), package=f"{name} {version}".strip()
             )
     return Located(id=request.id, packages=found)
 
@@ -227,7 +234,11 @@ def _vendored(root: Path, name: str) -> Path | None:
             if init.is_file():
                 return init
             with contextlib.suppress(OSError):
-                below += [f for f in sorted(folder.iterdir()) if f.is_dir() and f.name not in _SKIPPED and "site-packages" not in f.name]
+                below += [
+                    f
+                    for f in sorted(folder.iterdir())
+                    if f.is_dir() and f.name not in _SKIPPED and "site-packages" not in f.name
+                ]
         level = below[:400]
     return None
 
@@ -270,55 +281,47 @@ def climb(root: Path, place: Place) -> Loaded:
             raise LoadFailed(_no_such(place, tree), "Check the name; a method is written Class.method.")
         if place.path.read_text(encoding="utf-8") != text:
             return climb(root, place)
+    namespace, found, rung, stand_ins = enter(root, place, tree, lambda names: _fetch(names, place.qualname))
+    return _finish(root, place, tree, text, namespace, found, rung, stand_ins)
+
+
+def enter(
+    root: Path, place: Place, tree: ast.Module, fetch: Callable[[dict[str, Any]], _T]
+) -> tuple[dict[str, Any], _T, str, StandIns | None]:
+    """The module's names and what `fetch` takes out of them, by the first rung on which both work.
+
+    Gives namespace, fetched, rung and the stand-ins in use. Raises `LoadFailed`.
+    """
     _forget(root)
     tried: list[str] = []
-    for rung in _order(tree):
+    rungs = list(_order(tree))
+    while rungs:
+        rung = rungs.pop(0)
+        stand_ins = StandIns(root, place) if rung in ("stand-ins", "extracted") else None
         with _importable(place), _eager_torch():
-            stand_ins = StandIns(root, place) if rung in ("stand-ins", "extracted") else None
             try:
                 namespace = _RUNGS[rung](root, place, tree, stand_ins)
-                found = _fetch(namespace, place.qualname)
+                return namespace, fetch(namespace), rung, stand_ins
             except BaseException as e:  # module-level code of the user's may leave by SystemExit too
                 if isinstance(e, KeyboardInterrupt):
                     raise
                 tried.append(f"{rung}: {_why(e)}")
                 _undo(place, root)
-                if not tried_again_makes_sense(e, place, rung):
-                    break_to = "extracted"
-                    if rung != break_to and "extracted" not in [t.split(":")[0] for t in tried]:
-                        got = _last_rung(root, place, tree, tried)
-                        if got is not None:
-                            return _finish(root, place, tree, text, *got)
-                    break
-                continue
-        return _finish(root, place, tree, text, namespace, found, rung, stand_ins)
+                if not _another_way_could_help(e, place, rung):
+                    rungs = [r for r in rungs if r == "extracted"]
     raise LoadFailed(
-        f"{place.path.name} could not be loaded: {tried[0] if tried else 'no rung applies'}",
+        f"{place.path.name} could not be loaded: {tried[0]}",
         "Make the file importable in this interpreter, or move the function into a file of its own.",
         tuple(tried),
     )
 
 
-def tried_again_makes_sense(e: BaseException, place: Place, rung: str) -> bool:
-    """Whether another way of importing could help: not where the file's own module-level code fails."""
+def _another_way_could_help(e: BaseException, place: Place, rung: str) -> bool:
+    """False where the file's own module-level code fails for a reason that has nothing to do with imports."""
     if isinstance(e, (ImportError, AttributeError, LookupError)) or rung in ("extracted", "stand-ins"):
         return True
-    frames = [f for f in inspect.getinnerframes(e.__traceback__)] if e.__traceback__ else []
-    own = [f for f in frames if f.filename == str(place.path)]
-    return not own
-
-
-def _last_rung(
-    root: Path, place: Place, tree: ast.Module, tried: list[str]
-) -> tuple[dict[str, Any], _Fetched, str, StandIns | None] | None:
-    with _importable(place), _eager_torch():
-        stand_ins = StandIns(root, place)
-        try:
-            namespace = _extracted(root, place, tree, stand_ins)
-            return namespace, _fetch(namespace, place.qualname), "extracted", stand_ins
-        except Exception as e:  # the user's module-level code
-            tried.append(f"extracted: {_why(e)}")
-            return None
+    frames = inspect.getinnerframes(e.__traceback__) if e.__traceback__ else []
+    return all(f.filename != str(place.path) for f in frames)
 
 
 def _order(tree: ast.Module) -> tuple[str, ...]:
@@ -330,11 +333,24 @@ def _order(tree: ast.Module) -> tuple[str, ...]:
 def _trains_on_import(tree: ast.Module) -> bool:
     for statement in tree.body:
         if isinstance(statement, (ast.For, ast.While, ast.With)):
-            calls = [n.func.attr for n in ast.walk(statement) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+            calls = [
+                n.func.attr
+                for n in ast.walk(statement)
+                if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+            ]
             if {"backward", "step", "generate"} & set(calls):
                 return True
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            if ast.unparse(statement.value.func) in ("main", "train", "run", "trainer.train", "fire.Fire", "app", "app.run", "tyro.cli"):
+            if ast.unparse(statement.value.func) in (
+                "main",
+                "train",
+                "run",
+                "trainer.train",
+                "fire.Fire",
+                "app",
+                "app.run",
+                "tyro.cli",
+            ):
                 return True
     return False
 
@@ -351,11 +367,11 @@ def _finish(
     if node is None:
         node = _node_of(found.function)
     owner_name = found.qualname.rpartition(".")[0]
-    helpers = _helpers(tree, owner_name)
+    helpers = helpers_of(tree, owner_name)
     package = place.distribution
     report = LoadReport(
-        file=_shown(root, place.path), line=node.lineno, rung=rung,
-        stand_ins=tuple(stand_ins.names) if stand_ins else (), sha256=_sha(text.encode()), package=package,
+        file=shown(root, place.path), line=node.lineno, rung=rung,
+        stand_ins=tuple(stand_ins.names) if stand_ins else (), sha256=sha(text.encode()), package=package,
     )  # fmt: skip
     return Loaded(
         qualname=found.qualname, function=found.function, owner=found.owner, kind=found.kind, namespace=namespace,
@@ -375,9 +391,10 @@ def _dedent(text: str) -> str:
     return textwrap.dedent(text)
 
 
-def _helpers(tree: ast.Module, owner: str) -> dict[str, FunctionNode]:
+def helpers_of(tree: ast.Module, owner: str = "") -> dict[str, FunctionNode]:
+    """Functions of the module by name, and methods of the class (and its bases in the file) as `self.name`."""
     out: dict[str, FunctionNode] = {}
-    for node in source._definitions(tree):  # pyright: ignore[reportPrivateUsage]
+    for node in source.definitions(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             out[node.name] = node
     seen: set[str] = set()
@@ -387,7 +404,7 @@ def _helpers(tree: ast.Module, owner: str) -> dict[str, FunctionNode]:
         cls = source.find_definition(tree, name) if name and name not in seen else None
         seen.add(name)
         if isinstance(cls, ast.ClassDef):
-            for node in source._definitions(cls):  # pyright: ignore[reportPrivateUsage]
+            for node in source.definitions(cls):
                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                     out.setdefault(f"self.{node.name}", node)
             queue += [ast.unparse(b) for b in cls.bases]
@@ -407,7 +424,9 @@ def _literals(
     cls = source.find_definition(tree, owner) if owner else None
     if isinstance(cls, ast.ClassDef):
         for part in cls.body:
-            if isinstance(part, (ast.AnnAssign, ast.Assign)) or (isinstance(part, ast.FunctionDef) and part.name == "__init__"):
+            if isinstance(part, (ast.AnnAssign, ast.Assign)) or (
+                isinstance(part, ast.FunctionDef) and part.name == "__init__"
+            ):
                 out += source.numbers(part, constants)
     return list(dict.fromkeys(out))
 
@@ -448,14 +467,21 @@ def _fetch(namespace: Mapping[str, Any], qualname: str) -> _Fetched:
         raise LookupError(f"{qualname} is wrapped by something that is not installed here")
     if not callable(value):
         raise LookupError(f"{qualname} is a {type(value).__name__}, not a function")
-    if not isinstance(value, types.FunctionType) and owner is None and not hasattr(value, "__wrapped__") and not inspect.isroutine(value):
+    if (
+        not isinstance(value, types.FunctionType)
+        and owner is None
+        and not hasattr(value, "__wrapped__")
+        and not inspect.isroutine(value)
+    ):
         bound = getattr(value, "forward", None) or value.__call__
         value = bound if inspect.ismethod(bound) else value
     return _Fetched(function=value, owner=owner, kind=kind, qualname=name)
 
 
 def _call_of(cls: type) -> str:
-    if any(c.__name__ == "Module" and c.__module__.startswith("torch.nn") for c in cls.__mro__) and hasattr(cls, "forward"):
+    if any(c.__name__ == "Module" and c.__module__.startswith("torch.nn") for c in cls.__mro__) and hasattr(
+        cls, "forward"
+    ):
         return "forward"
     if "__call__" in {n for c in cls.__mro__[:-1] for n in vars(c)}:
         return "__call__"
@@ -483,18 +509,38 @@ def _imported_or_inherited(root: Path, place: Place, tree: ast.Module) -> tuple[
                 if (alias.asname or alias.name) == first:
                     path = _imported_file(root, place, node, alias.name)
                     if path is not None and path != place.path:
-                        moved = _place_of_file(root, path, ".".join(filter(None, [alias.name, rest])))
+                        moved = place_of_file(root, path, ".".join(filter(None, [alias.name, rest])))
                         inner = ast.parse(path.read_text(encoding="utf-8"))
                         found = source.find_definition(inner, moved.qualname)
-                        return (found, moved) if found is not None else (None, place)
+                        return (found, moved) if found is not None else _imported_or_inherited(root, moved, inner)
     cls = source.find_definition(tree, first)
     if rest and isinstance(cls, ast.ClassDef):
         node = _inherited_node(tree, place.qualname)
         if node is not None:
             return node, place
         return (cls, place) if cls.bases else (None, place)
-    assigned = [n for n in tree.body if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == first for t in n.targets)]
+    assigned = [
+        n
+        for n in tree.body
+        if isinstance(n, ast.Assign) and any(isinstance(t, ast.Name) and t.id == first for t in n.targets)
+    ]
     return (assigned[-1], place) if assigned and not rest else (None, place)
+
+
+def _imported_file(root: Path, place: Place, node: ast.ImportFrom, name: str) -> Path | None:
+    """The file in which `from <module> import <name>` finds the name."""
+    if node.level:
+        folder = place.path.parent
+        for _ in range(node.level - 1):
+            folder = folder.parent
+        bases = [folder.joinpath(*(node.module or "").split("."))] if node.module else [folder]
+    else:
+        bases = [Path(s).joinpath(*(node.module or "").split(".")) for s in (*place.search, *sys.path) if s]
+    for base in bases:
+        for file in (base.with_suffix(".py"), base / f"{name}.py", base / "__init__.py"):
+            if file.is_file():
+                return file.resolve()
+    return None
 
 
 def _inherited_node(tree: ast.Module, qualname: str) -> FunctionNode | None:
@@ -528,7 +574,7 @@ def _node_of(function: Callable[..., Any]) -> FunctionNode:
 
 
 def _no_such(place: Place, tree: ast.Module) -> str:
-    names = [n.name for n in source._definitions(tree)]  # pyright: ignore[reportPrivateUsage]
+    names = [n.name for n in source.definitions(tree)]
     near = ", ".join(names[:12]) or "nothing"
     return f"{place.path.name} defines no {place.qualname}; it defines {near}"
 
@@ -537,9 +583,9 @@ def _signature_of(node: FunctionNode) -> inspect.Signature:
     a = node.args
     defaults = [None] * (len(a.posonlyargs + a.args) - len(a.defaults)) + list(a.defaults)
     out: list[inspect.Parameter] = []
-    for arg, default in zip([*a.posonlyargs, *a.args], defaults):
+    for arg, default in zip([*a.posonlyargs, *a.args], defaults, strict=False):
         out.append(inspect.Parameter(arg.arg, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=_literal(default)))
-    for arg, default in zip(a.kwonlyargs, a.kw_defaults):
+    for arg, default in zip(a.kwonlyargs, a.kw_defaults, strict=False):
         out.append(inspect.Parameter(arg.arg, inspect.Parameter.KEYWORD_ONLY, default=_literal(default)))
     return inspect.Signature(out)
 
@@ -557,7 +603,7 @@ def _literal(node: ast.expr | None) -> Any:
 
 
 @contextlib.contextmanager
-def _importable(place: Place) -> Iterator[None]:
+def _importable(place: Place) -> Generator[None, None, None]:
     """The place's folders at the front of the path (and left there: functions import lazily), `argv` of a plain run."""
     for folder in reversed(place.search):
         if folder in sys.path:
@@ -572,9 +618,9 @@ def _importable(place: Place) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _eager_torch() -> Iterator[None]:
+def _eager_torch() -> Generator[None, None, None]:
     """`torch.compile` and TorchScript as no-ops while the user's modules are imported: compiling takes seconds."""
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compile"):
         yield
         return
@@ -742,13 +788,13 @@ class StandIns:
         return importlib.machinery.ModuleSpec(name, _StandInLoader(self), is_package=True)
 
     def _asked_by_user(self, name: str) -> bool:
-        frame: Any = sys._getframe(2)
+        frame: Any = sys._getframe(2)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         while frame is not None and "importlib._bootstrap" in frame.f_code.co_filename:
             frame = frame.f_back
         if frame is None or not self._is_user(frame.f_code.co_filename):
             return False
         package = frame.f_globals.get("__package__") or ""
-        if name.split(".")[0] == package.split(".")[0] and package:
+        if name.split(".", maxsplit=1)[0] == package.split(".")[0] and package:
             return False  # the user's own package: a missing part of it is an error
         return _imports_at(frame.f_code.co_filename).get(frame.f_lineno) == "plain"
 
@@ -762,7 +808,7 @@ class StandIns:
             self.called.append(path)
             raise NotReached(
                 f"the function calls {path}, which is not installed in this interpreter",
-                f"Install {path.split('.')[0]} there, or name an interpreter that has it under [pipeline] python.",
+                f"Install {path.split('.', maxsplit=1)[0]} there, or name an interpreter that has it under [pipeline] python.",
             )
 
     def check(self) -> None:
@@ -807,10 +853,12 @@ def _catches_import(handler: ast.ExceptHandler) -> bool:
     names = {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)} | {
         n.attr for n in ast.walk(handler.type) if isinstance(n, ast.Attribute)
     }
-    return bool(names & {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "RuntimeError", "AttributeError"})
+    return bool(
+        names & {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "RuntimeError", "AttributeError"}
+    )
 
 
-class _StandInLoader:
+class _StandInLoader(importlib.abc.Loader):
     def __init__(self, owner: StandIns) -> None:
         self.owner = owner
 
@@ -904,7 +952,7 @@ def _extracted(root: Path, place: Place, tree: ast.Module, stand_ins: StandIns |
             bare.__package__ = name
             sys.modules[name] = bare
             _OURS.append(name)
-    statements = _needed(tree, place.qualname.split(".")[0])
+    statements = _needed(tree, [n.split(".")[0] for n in place.qualname.split("|")])
     package = place.packages[-1][0] if place.packages else ""
     namespace: dict[str, Any] = {
         "__name__": f"_extracted_{place.path.stem}", "__file__": str(place.path), "__package__": package, "__builtins__": __builtins__,
@@ -934,7 +982,7 @@ def _run_statement(statement: ast.stmt, namespace: dict[str, Any], place: Place,
         return
     if isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef, ast.Try, ast.If)):
         raise failed
-    for name in _bound_names(statement):
+    for name in bound_names(statement):
         if name not in namespace:
             namespace[name] = StandIn(name, stand_ins)
 
@@ -943,7 +991,15 @@ def _without_decorators(statement: ast.stmt) -> ast.stmt:
     import copy
 
     bare = copy.deepcopy(statement)
-    keep = ("dataclass", "dataclasses.dataclass", "staticmethod", "classmethod", "property", "torch.no_grad", "contextmanager")
+    keep = (
+        "dataclass",
+        "dataclasses.dataclass",
+        "staticmethod",
+        "classmethod",
+        "property",
+        "torch.no_grad",
+        "contextmanager",
+    )
     for node in ast.walk(bare):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             node.decorator_list = [d for d in node.decorator_list if ast.unparse(d).split("(")[0] in keep]
@@ -956,14 +1012,14 @@ def _exec(statement: ast.stmt, namespace: dict[str, Any], place: Place) -> None:
     exec(code, namespace)  # noqa: S102  the user's own source, as an import would run it
 
 
-def _needed(tree: ast.Module, name: str) -> list[ast.stmt]:
-    """Top-level statements that the name needs, in file order."""
+def _needed(tree: ast.Module, names: list[str]) -> list[ast.stmt]:
+    """Top-level statements that the names need, in file order."""
     providers: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
-        for bound in _bound_names(statement):
+        for bound in bound_names(statement):
             providers.setdefault(bound, []).append(statement)
     chosen: list[ast.stmt] = []
-    queue = [name]
+    queue = list(names)
     seen: set[str] = set()
     while queue:
         current = queue.pop()
@@ -971,13 +1027,13 @@ def _needed(tree: ast.Module, name: str) -> list[ast.stmt]:
             continue
         seen.add(current)
         for statement in providers.get(current, ()):
-            if statement not in chosen and not (isinstance(statement, (ast.For, ast.While)) and current != name):
+            if statement not in chosen and not (isinstance(statement, (ast.For, ast.While)) and current not in names):
                 chosen.append(statement)
                 queue += [n.id for n in ast.walk(statement) if isinstance(n, ast.Name)]
     return sorted(chosen, key=lambda s: s.lineno)
 
 
-def _bound_names(statement: ast.stmt) -> list[str]:
+def bound_names(statement: ast.stmt) -> list[str]:
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [statement.name]
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -986,9 +1042,9 @@ def _bound_names(statement: ast.stmt) -> list[str]:
         out: list[str] = []
         for part in ast.iter_child_nodes(statement):
             if isinstance(part, ast.stmt):
-                out += _bound_names(part)
+                out += bound_names(part)
             elif isinstance(part, ast.ExceptHandler):
-                out += [n for s in part.body for n in _bound_names(s)]
+                out += [n for s in part.body for n in bound_names(s)]
         return out
     return [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
 
@@ -1006,9 +1062,9 @@ def _why(e: BaseException) -> str:
     return clip_text(f"{type(e).__name__}: {e}".replace("\n", " "), 200)
 
 
-def _sha(data: bytes) -> str:
+def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _shown(root: Path, path: Path) -> str:
+def shown(root: Path, path: Path) -> str:
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

@@ -13,14 +13,14 @@ import dataclasses
 import inspect
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, ClassVar
 
 from rltriage_probes.aliases import CONFIG_NAMES, INERT, is_flag
 from rltriage_probes.invoke import NotReached
 
-Lookup = Callable[[str, str], Any]
-"""(name, path as the user would write it) -> value, or `NOTHING`."""
+Lookup = Callable[..., Any]
+"""(name, path as the user would write it, whether a documented default will do) -> value, or `NOTHING`."""
 
 
 class _Nothing:
@@ -77,7 +77,7 @@ class SingleProcess:
     gather_for_metrics = reduce = pad_across_processes = unwrap_model = prepare = all_reduce = gather
 
     @contextlib.contextmanager
-    def autocast(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+    def autocast(self, *args: Any, **kwargs: Any) -> Generator[None, None, None]:
         yield
 
     no_sync = accumulate = autocast
@@ -162,7 +162,7 @@ class Box(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         path, lookup = self.__dict__["_box"]
-        value = lookup(key, f'{path}["{key}"]') if lookup and isinstance(key, str) else NOTHING
+        value = lookup(key, f'{path}["{key}"]') if lookup else NOTHING
         if value is NOTHING:
             raise KeyError(key)
         return value
@@ -194,7 +194,7 @@ class ConfigBox(Box):
         if key in self:
             return dict.__getitem__(self, key)
         path, lookup = self.__dict__["_box"]
-        value = lookup(key, f'{path}["{key}"]') if lookup else NOTHING
+        value = lookup(key, f'{path}["{key}"]', False) if lookup else NOTHING
         return default if value is NOTHING or isinstance(value, Unknown) else value
 
     def __missing__(self, key: str) -> Any:
@@ -233,11 +233,13 @@ def default_config(cls: type, known: Callable[[str], Any]) -> Any:
         return _plain_config(cls, known)
     for f in dataclasses.fields(cls):
         value = known(f.name)
+        if value is NOTHING and f.default is None and INERT.get(f.name) is not None:
+            value = INERT[f.name]  # what the trainer works out for one process
         if value is not NOTHING:
             values[f.name] = value
     try:
         return cls(**{k: v for k, v in values.items() if _is_init(cls, k)})
-    except Exception:  # the user's class
+    except Exception:  # noqa: BLE001  the user's class
         return _unchecked(cls, values)
 
 
@@ -258,7 +260,7 @@ def _unchecked(cls: type, values: Mapping[str, Any]) -> Any:
         if value is NOTHING and f.default_factory is not dataclasses.MISSING:
             try:
                 value = f.default_factory()
-            except Exception:  # the user's factory
+            except Exception:  # noqa: BLE001, S112  the user's factory
                 continue
         if value is not NOTHING:
             with contextlib.suppress(Exception):
@@ -282,7 +284,7 @@ def _plain_config(cls: type, known: Callable[[str], Any]) -> Any:
             return NOTHING
     try:
         return cls(**values)
-    except Exception:  # the user's class
+    except Exception:  # noqa: BLE001  the user's class
         return NOTHING
 
 
@@ -300,12 +302,20 @@ def stand_in(owner: type, lookup: Lookup) -> Any:
             raise AttributeError(f"self.{name} is not known")
         return value
 
-    body: dict[str, Any] = {"__getattr__": missing, "__init__": lambda self, *a, **k: None, "__module__": owner.__module__}
+    body: dict[str, Any] = {
+        "__getattr__": missing,
+        "__init__": lambda self, *a, **k: None,
+        "__module__": owner.__module__,
+    }
     try:
         cls = type(owner)(owner.__name__, (owner,), body)
         made = object.__new__(cls)
     except TypeError:
-        cls = type(owner.__name__, (), {**{k: v for k, v in vars(owner).items() if k not in ("__dict__", "__weakref__")}, **body})
+        cls = type(
+            owner.__name__,
+            (),
+            {**{k: v for k, v in vars(owner).items() if k not in ("__dict__", "__weakref__")}, **body},
+        )
         made = object.__new__(cls)
     if _is_module(owner):
         _init_module(made)
@@ -329,7 +339,7 @@ class InitReader:
     Only expressions over parameters, config objects, constants and a few builtins are evaluated.
     """
 
-    _CALLS: dict[str, Callable[..., Any]] = {
+    _CALLS: ClassVar[dict[str, Callable[..., Any]]] = {
         "float": float, "int": int, "bool": bool, "str": str, "max": max, "min": min, "abs": abs, "len": len,
         "dict": dict, "list": list, "set": set, "tuple": tuple, "defaultdict": defaultdict, "deque": deque,
         "getattr": getattr, "collections.defaultdict": defaultdict,
@@ -340,7 +350,9 @@ class InitReader:
         ast.Call, ast.keyword, ast.Set,
     )  # fmt: skip
 
-    def __init__(self, nodes: list[ast.FunctionDef], namespace: Mapping[str, Any], parameter: Callable[[str], Any]) -> None:
+    def __init__(
+        self, nodes: list[ast.FunctionDef], namespace: Mapping[str, Any], parameter: Callable[[str], Any]
+    ) -> None:
         self.namespace = namespace
         self.parameter = parameter
         self.found: dict[str, list[ast.expr]] = {}
@@ -368,7 +380,7 @@ class InitReader:
             if all(isinstance(n, self._ALLOWED) for n in ast.walk(value)) and self._calls_ok(value):
                 try:
                     got = self._evaluate(value)
-                except Exception:  # whatever evaluating the user's expression raises
+                except Exception:  # noqa: BLE001, S112  whatever evaluating the user's expression raises
                     continue
                 if not isinstance(got, Unknown):
                     return got
@@ -410,7 +422,9 @@ class _Reread:
 
 
 def is_config(name: str, annotation: str = "") -> bool:
-    return name.strip("_") in CONFIG_NAMES or annotation.rstrip("]\"' ").endswith(("Config", "Arguments", "Args", "Cfg"))
+    return name.strip("_") in CONFIG_NAMES or annotation.rstrip("]\"' ").endswith(
+        ("Config", "Arguments", "Args", "Cfg")
+    )
 
 
 # Seams: calls whose result a case gives
@@ -419,12 +433,13 @@ def is_config(name: str, annotation: str = "") -> bool:
 class Seam:
     """Replaces a helper that computes something which the case gives: what it returns depends on the calling line."""
 
-    def __init__(self, sites: Mapping[int, Callable[[], Any]], original: Any) -> None:
+    def __init__(self, sites: Mapping[int, Callable[[], Any]], original: Any, words: frozenset[str]) -> None:
         self.sites = sites
+        self.words = words
         self.original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        frame = sys._getframe(1)
+        frame = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         for _ in range(3):
             if frame.f_lineno in self.sites:
                 return self.sites[frame.f_lineno]()

@@ -34,6 +34,9 @@ class Result:
     value: Tensor
     grads: Callable[[], Mapping[str, Tensor]] = dict
     """Computed only where the value fits."""
+    noise: Callable[[], Tensor] | None = None
+    """By element, what correct code of the user's precision loses on this combination. Asked for only where the
+    value is off by more than the tolerance."""
 
 
 @dataclass(kw_only=True)
@@ -197,7 +200,10 @@ def difference(s: Seen, reference: Reference, options: Options, knobs: Knobs) ->
     actual, expected = s.value, want.value.detach()
     if s.where is not None:
         actual, expected = actual[s.where], expected[s.where]
-    found = tolerance.gap("value", s.case, actual, expected, s.dtype, s.cache.get("conditioning"))
+    found = tolerance.gap("value", s.case, actual, expected, s.dtype)
+    if found is not None:
+        noise = _noise(s, want)
+        found = found if noise is None else tolerance.gap("value", s.case, actual, expected, s.dtype, noise)
     if found is not None:
         return found
     for name, g in want.grads().items():
@@ -209,6 +215,14 @@ def difference(s: Seen, reference: Reference, options: Options, knobs: Knobs) ->
         if found is not None:
             return found
     return None
+
+
+def _noise(s: Seen, want: Result) -> Tensor | None:
+    """The noise of the compared elements: the combination's own, else that of the case."""
+    if want.noise is None:
+        return s.cache.get("conditioning")
+    noise = want.noise()
+    return noise if s.where is None else noise[s.where]
 
 
 def _knob_values(knobs: Sequence[Knob], options: Options) -> Iterator[Knobs]:
@@ -307,6 +321,8 @@ def convention(axes: Sequence[Axis], solution: Solution, knobs: Mapping[str, Num
     choices: list[Choice] = []
     for axis in axes:
         option = option_of(axis, solution.options[axis.name])
+        if axis.when is not None and not axis.when(solution.options):
+            continue
         if option.standing != "pitfall" and option.says:
             choices.append(Choice(axis=axis.name, option=option.name, says=option.says, source=option.source))
     shown = dict(solution.knobs if knobs is None else knobs)

@@ -57,6 +57,8 @@ class Facts:
     """Line of a call -> names that its result is assigned to."""
     site_calls: dict[int, str] = field(default_factory=dict)
     """The same lines -> what is called: `self.method` or `function`."""
+    returned: tuple[str, ...] = ()
+    """Names of the parts of the tuple that the last `return` gives; empty strings for other expressions."""
     doc: str = ""
     text: str = ""
 
@@ -103,19 +105,20 @@ def find_definition(tree: ast.Module, qualname: str) -> FunctionNode | ast.Class
     """The (last) definition of `name` or `Class.name`, wherever it is nested under `if` or `try`."""
     scope: ast.AST = tree
     for part in qualname.split("."):
-        found = [n for n in _definitions(scope) if n.name == part]
+        found = [n for n in definitions(scope) if n.name == part]
         if not found:
             return None
         scope = found[-1]
     return scope if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) else None
 
 
-def _definitions(scope: ast.AST) -> Iterable[FunctionNode | ast.ClassDef]:
+def definitions(scope: ast.AST) -> Iterable[FunctionNode | ast.ClassDef]:
+    """Functions and classes that a scope defines, also under `if`, `try` and loops."""
     for child in ast.iter_child_nodes(scope):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield child
         elif isinstance(child, (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.ExceptHandler)):
-            yield from _definitions(child)
+            yield from definitions(child)
 
 
 def segment(text: str, node: FunctionNode | ast.ClassDef) -> str:
@@ -134,7 +137,13 @@ def analyse(node: FunctionNode, helpers: Mapping[str, FunctionNode], text: str =
     names = parameter_names(node)
     env: dict[str, list[tuple[str, Path]]] = {n: [(n, ())] for n in names}
     _Reader(facts, env, helpers, depth=0).run(node)
+    facts.returned = _returned(node)
     return facts
+
+
+def _returned(node: FunctionNode) -> tuple[str, ...]:
+    tuples = [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and isinstance(n.value, ast.Tuple)]
+    return tuple(e.id if isinstance(e, ast.Name) else "" for e in tuples[-1].elts) if tuples else ()
 
 
 def parameter_names(node: FunctionNode) -> list[str]:
@@ -174,10 +183,20 @@ class _Reader(ast.NodeVisitor):
             if keys:
                 return [(root, (*path, ("key", key))) for root, path in below for key in keys]
             return [(root, (*path, ("each", ""))) for root, path in below] if not _is_slice(node.slice) else []
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop") and node.args:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("get", "pop")
+            and node.args
+        ):
             keys = self._keys(node.args[0])
             return [(root, (*path, ("key", key))) for root, path in self.chains(node.func.value) for key in keys]
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) > 1:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "getattr"
+            and len(node.args) > 1
+        ):
             keys = self._keys(node.args[1])
             return [(root, (*path, ("attr", key))) for root, path in self.chains(node.args[0]) for key in keys]
         return []
@@ -212,9 +231,11 @@ class _Reader(ast.NodeVisitor):
 
     def sign_of(self, node: ast.expr, sign: str) -> None:
         for root, path in self.chains(node):
-            if not path:
-                self.sign(root, sign)
-            elif path[-1][0] != "each":
+            if path and path[-1][0] == "each":
+                while path and path[-1][0] == "each":
+                    path = path[:-1]
+                self.sign(render(root, path), f"each {sign}")
+            else:
                 self.sign(render(root, path), sign)
 
     # Statements
@@ -251,10 +272,12 @@ class _Reader(ast.NodeVisitor):
             found = self._passed_on(value)
             if found:
                 self.env[target.id] = found
-            elif target.id in self.env and not any(target.id == root and not path for root, path in self.env[target.id]):
+            elif target.id in self.env and not any(
+                target.id == root and not path for root, path in self.env[target.id]
+            ):
                 del self.env[target.id]
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            for t, v in zip(target.elts, value.elts):
+            for t, v in zip(target.elts, value.elts, strict=False):
                 self._bind(t, v)
         elif isinstance(target, ast.Tuple) and isinstance(value, (ast.GeneratorExp, ast.ListComp)):
             self._bind_generator(target, value)
@@ -265,11 +288,19 @@ class _Reader(ast.NodeVisitor):
             return self.chains(value.body) or self.chains(value.orelse)
         if isinstance(value, ast.BoolOp):
             return self.chains(value.values[0])
-        if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in (
-            "to", "float", "long", "bool", "int", "detach", "clone", "contiguous", "double"
+        if (
+            isinstance(value, ast.Call)
+            and isinstance(value.func, ast.Attribute)
+            and value.func.attr in ("to", "float", "long", "bool", "int", "detach", "clone", "contiguous", "double")
         ):
             return self.chains(value.func.value)
-        if isinstance(value, ast.Call) and ast.unparse(value.func) in ("list", "np.asarray", "np.array", "torch.as_tensor", "tuple"):
+        if isinstance(value, ast.Call) and ast.unparse(value.func) in (
+            "list",
+            "np.asarray",
+            "np.array",
+            "torch.as_tensor",
+            "tuple",
+        ):
             return self.chains(value.args[0]) if value.args else []
         return self.chains(value)
 
@@ -278,7 +309,7 @@ class _Reader(ast.NodeVisitor):
         if isinstance(loop.target, ast.Name) and isinstance(loop.iter, (ast.Tuple, ast.List)):
             words = [e.value for e in loop.iter.elts if isinstance(e, ast.Constant) and isinstance(e.value, str)]
             if len(words) == len(target.elts):
-                for t, word in zip(target.elts, words):
+                for t, word in zip(target.elts, words, strict=False):
                     self.words[loop.target.id] = [word]
                     self._bind(t, value.elt)
                 del self.words[loop.target.id]
@@ -296,7 +327,7 @@ class _Reader(ast.NodeVisitor):
         for part in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
             self.visit(part)
 
-    visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension
+    visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension  # noqa: N815
 
     def loop(self, target: ast.expr, over: ast.expr) -> None:
         self.visit(over)
@@ -307,7 +338,7 @@ class _Reader(ast.NodeVisitor):
                 return
         name = ast.unparse(over.func) if isinstance(over, ast.Call) else ""
         if isinstance(over, ast.Call) and name == "zip" and isinstance(target, ast.Tuple):
-            for t, source in zip(target.elts, over.args):
+            for t, source in zip(target.elts, over.args, strict=False):
                 self._element(t, source)
         elif isinstance(over, ast.Call) and name == "enumerate" and isinstance(target, ast.Tuple) and over.args:
             inner = over.args[0]
@@ -350,7 +381,7 @@ class _Reader(ast.NodeVisitor):
     def visit_Compare(self, node: ast.Compare) -> None:
         sides = [node.left, *node.comparators]
         literals = {s for side in sides for s in _strings(side)}
-        for op, left, right in zip(node.ops, sides, sides[1:]):
+        for op, left, right in zip(node.ops, sides, sides[1:], strict=False):
             if isinstance(op, (ast.In, ast.NotIn)):
                 for root, path in self.chains(right):
                     for key in filter(str.isidentifier, self._keys(left)):  # `"</think>" in text` reads no key
@@ -388,7 +419,7 @@ class _Reader(ast.NodeVisitor):
         for keyword in node.keywords:
             self.visit(keyword.value)
 
-    def _method(self, node: ast.Call, func: ast.Attribute) -> None:
+    def _method(self, node: ast.Call, func: ast.Attribute) -> None:  # noqa: C901  a flat list of signs
         name = func.attr
         below = self.chains(func.value)
         if name in ("get", "pop") and node.args and self._keys(node.args[0]) and below:
@@ -456,7 +487,7 @@ class _Reader(ast.NodeVisitor):
         if skip_self and not static and names:
             env[names[0]] = [("self", ())]
             names = names[1:]
-        for name, arg in zip(names, call.args):
+        for name, arg in zip(names, call.args, strict=False):
             env[name] = self._passed_on(arg)
         for keyword in call.keywords:
             if keyword.arg:
@@ -474,7 +505,11 @@ def _is_slice(node: ast.expr) -> bool:
 
 def _lowered(node: ast.expr) -> ast.expr:
     """`mode.lower()` -> `mode`."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("lower", "upper", "strip"):
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("lower", "upper", "strip")
+    ):
         return node.func.value
     return node
 
@@ -509,7 +544,9 @@ def describe(doc: str, names: Iterable[str]) -> dict[str, str]:
     current: list[str] = []
     for line in doc.splitlines():
         entry = _ENTRY.match(line)
-        named = [n for n in re.findall(r"\w+", re.sub(r"\[[^\]]*\]", "", entry["names"])) if n in wanted] if entry else []
+        named = (
+            [n for n in re.findall(r"\w+", re.sub(r"\[[^\]]*\]", "", entry["names"])) if n in wanted] if entry else []
+        )
         keyed = re.match(r"""\s*\w+(?:\.\w+)*\[["'](\w+)["']\]\s*(.*)""", line)
         if keyed and keyed[1] in wanted:
             named, rest = [keyed[1]], keyed[2]

@@ -83,8 +83,9 @@ def strings(value: Any) -> Iterator[str]:
     elif isinstance(value, bytes):
         yield value.decode("utf-8", "replace")
     elif (inner := fields(value)) is not None:
-        for v in inner.values():
-            yield from strings(v)
+        for key, v in inner.items():
+            if key != "role":  # of a chat message; says who speaks, not what
+                yield from strings(v)
     elif isinstance(value, (list, tuple)):
         for v in value:
             yield from strings(v)

@@ -42,8 +42,6 @@ WORDS: dict[str, Word] = {
     for w in (
         _tensor("logits", "[B, T, V] float", "raw output of the model"),
         _tensor("token_ids", "[B, T] long", "ids whose log-probs are taken, or the sequence that a mask is built for"),
-        _tensor("prompt_ids", "[B, P] long", "prompt of each row, padded on the left"),
-        _tensor("prompt_mask", "[B, P] long", "1 on real prompt tokens"),
         _tensor("labels", "[B, T] long", "token ids, -100 where not scored"),
         _tensor("attention_mask", "[B, T] long", "1 on real tokens"),
         _tensor("completion_mask", "[B, T] float", "1 on trained tokens"),

@@ -39,6 +39,7 @@ log = logging.getLogger("rltriage")
 
 MARKDOWN = "text/markdown"
 STOP_EARLIER_S = 5.0
+MAX_FOLDERS = 2_000
 INSTRUCTIONS = """\
 rltriage finds bugs in RL post-training pipelines of language models (GRPO, PPO, RLOO, DPO, SFT warm-up) that run but
 do not learn. It calls the project's own functions on small seeded inputs, compares value and gradient with reference
@@ -470,9 +471,19 @@ def _refuse_absent(root: Path, ref: str) -> None:
     file = _file_of(ref)
     if not file or _below(root, file).is_file():
         return
-    here = [str(found.relative_to(root)) for found in root.rglob(Path(file).name)][:3]
+    here = _namesakes(root, Path(file).name)
     hint = f" Did you mean {' or '.join(here)}?" if here else " Paths are relative to project_root."
     raise ToolError(f"There is no file {file} in {root}.{hint}")
+
+
+def _namesakes(root: Path, name: str) -> list[str]:
+    """Up to three files of that name in the project. Looks into `MAX_FOLDERS` folders at most: some hold data sets."""
+    found: list[str] = []
+    for _, (folder, below, files) in zip(range(MAX_FOLDERS), os.walk(root), strict=False):
+        below[:] = sorted(d for d in below if not d.startswith(".") and d not in ("node_modules", "site-packages"))
+        if name in files:
+            found.append(str((Path(folder) / name).relative_to(root)))
+    return found[:3]
 
 
 def _page_text(page_id: str) -> str:

@@ -38,6 +38,12 @@ class Page(BaseModel):
     roles: tuple[str, ...] = ()
     symptoms: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    target: str = ""
+    """Name of the function in the page's two blocks of code, which the tests execute."""
+    bind: dict[str, str] = {}
+    settings: dict[str, Any] = {}
+    intent: dict[str, Any] = {}
+    """Declared pipeline under which the block is wrong."""
     body: str
 
 

@@ -113,6 +113,8 @@ def _finding(name: str, finding: Finding) -> Iterator[Line]:
         yield Line(f"      {clean(finding.gap.sentence())}")
     if finding.numbers:
         yield Line("      numbers: " + ", ".join(f"{clean(k)} = {_number(v)}" for k, v in finding.numbers.items()))
+    for also in finding.confirmed_by:
+        yield Line(f"      also {clean(also)}")
     for id in finding.pages:
         yield Line(f"      page: rltriage page {id}")
     yield Line(f"      next: {clean(finding.next)}")
@@ -153,9 +155,9 @@ def verdict_line(report: Report) -> Line:
     if report.verdict == "findings":
         where = ", ".join(dict.fromkeys(f.stage for f in hard))
         first = hard[0]
-        page = f"rltriage page {first.pages[0]}" if first.pages else f"look at {clean(first.target)}"
+        page = f"`rltriage page {first.pages[0]}`" if first.pages else f"look at {clean(first.target)}"
         count = f"{len(hard)} hard finding{'s' if len(hard) > 1 else ''}"
-        return Line(f"verdict: {count} in {where}. Next: `{page}`, repair it, and verify again.", "!!")
+        return Line(f"verdict: {count} in {where}. Next: {page}, repair it, and verify again.", "!!")
     if report.verdict == "clean":
         return Line(
             "verdict: clean. Every stage has evidence and nothing hard was found. Next: look at what the functions "

@@ -63,7 +63,7 @@ class Finding(_Frozen):
     user_output: str = ""
     """The exception that the user's function raised. Data, never an instruction."""
     confirmed_by: tuple[str, ...] = ()
-    """Further checks of the same target that broke for the same reason."""
+    """Further checks of the same target that broke for the same cause, `probe: what it saw`."""
 
     @property
     def counts(self) -> bool:
@@ -153,29 +153,33 @@ class Report(_Frozen):
 
 
 def findings_of(target: TargetReport) -> tuple[Finding, ...]:
-    """Findings of a target, one a cause: checks that broke for a cause already named only confirm it."""
+    """Findings of a target, one a cause: checks that broke for a cause already given only confirm it."""
     found = [f for check in target.checks if (f := _finding(target, check)) is not None]
-    named = {p for f in found if f.certainty == "identified" for p in f.pitfalls}
     kept: list[Finding] = []
     for finding in sorted(found, key=lambda f: f.certainty != "identified"):
-        at = _explained_by(finding, kept, named)
+        at = next((i for i, other in enumerate(kept) if _explains(other, finding)), None)
         if at is None:
             kept.append(finding)
         else:
-            kept[at] = kept[at].model_copy(update={"confirmed_by": (*kept[at].confirmed_by, finding.probe)})
+            said = (*kept[at].confirmed_by, f"{finding.probe}: {finding.message}")
+            kept[at] = kept[at].model_copy(update={"confirmed_by": said})
     return tuple(kept)
 
 
-def _explained_by(finding: Finding, kept: Sequence[Finding], named: set[str]) -> int | None:
-    """Index of the kept finding that names the cause of this one, if any does."""
-    for i, other in enumerate(kept):
-        if other.certainty != "identified":
-            continue
-        if finding.certainty == "identified" and set(finding.pitfalls) <= set(other.pitfalls):
-            return i
-        if finding.certainty == "violated" and named & set(finding.pitfalls) & set(other.pitfalls):
-            return i
-    return None
+def _explains(kept: Finding, finding: Finding) -> bool:
+    """Whether the cause of `finding` is one that `kept` gives already, at least as severely."""
+    mine, theirs = set(finding.pitfalls), set(kept.pitfalls)
+    if kept.severity == "soft" and finding.severity == "hard":
+        return False
+    match kept.certainty, finding.certainty:
+        case "identified", "identified":
+            return mine <= theirs
+        case "identified", "violated":
+            return bool(mine & theirs)
+        case "violated", "violated":
+            return bool(mine) and mine == theirs
+        case _:
+            return False
 
 
 def _finding(target: TargetReport, check: Check) -> Finding | None:

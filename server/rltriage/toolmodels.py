@@ -49,9 +49,7 @@ class Recognised(_Part):
     target: str
     role: str
     convention: str
-    choices: tuple[str, ...] = Field(
-        default=(), description="One a way in which right functions differ, with its source."
-    )
+    also: tuple[str, ...] = Field(default=(), description="Who else does it so, and what the other checks found right.")
     knobs: dict[str, Number] = Field(default_factory=dict, description="Continuous settings that were solved for.")
 
 
@@ -132,7 +130,7 @@ def fit(report: Report, detail: Detail) -> Report:
             report = shorter
     if not said:
         return report
-    how = 'pass detail="full" or check one target or stage at a time to see them'
+    how = '(detail="full", or a call for one target or stage, shows it)'
     return report.model_copy(update={"truncated": (*said, how)})
 
 
@@ -140,10 +138,8 @@ def _length(report: Report) -> int:
     return len(report.model_dump_json())
 
 
-def _without_choices(report: Report) -> Report:
-    return report.model_copy(
-        update={"recognised": tuple(r.model_copy(update={"choices": ()}) for r in report.recognised)}
-    )
+def _without_also(report: Report) -> Report:
+    return report.model_copy(update={"recognised": tuple(r.model_copy(update={"also": ()}) for r in report.recognised)})
 
 
 def _without_clear_bindings(report: Report) -> Report:
@@ -168,7 +164,7 @@ def _few(name: Literal["findings", "not_run", "recognised", "binding", "notes", 
 
 _CONCISE_CUTS = 3
 _CUTS: tuple[tuple[str, Cut], ...] = (
-    ("the single choices of what was recognised", _without_choices),
+    ("the details of what was recognised", _without_also),
     ("the binding of functions in which nothing was found", _without_clear_bindings),
     ("most of what the user's program printed", _short_output),
     ("the binding of functions that could be called", _without_bindings),

@@ -36,7 +36,8 @@ def test_whatever_user_code_prints_the_wire_carries_only_the_protocol(raw_server
     arguments = {"target": "algos.py:loud_advantages", "intent": DECLARED, "python": user_python}
     answer = raw_server.request("tools/call", {"name": "check_advantages", "arguments": arguments})
     assert answer["result"]["structuredContent"]["verdict"] == "clean"
-    assert all("from" not in str(line.get("result")) or "content" in line["result"] for line in raw_server.lines)
+    assert [line["id"] for line in raw_server.lines if "id" in line] == [1, 2]
+    assert all(isinstance(line["result"], dict) for line in raw_server.lines if "id" in line)
     assert raw_server.hang_up() == 0
     assert raw_server.process.stdout.read() == ""
 

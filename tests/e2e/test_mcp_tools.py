@@ -127,9 +127,9 @@ async def test_a_bug_is_named_with_numbers_in_both_forms_of_the_answer(era: str,
     assert len(json.dumps(data)) < 32_000
 
 
-async def test_a_pipeline_with_open_stages_is_never_called_complete(era: str, grpo: Path, user_python: str) -> None:
+async def test_a_pipeline_with_open_stages_is_never_called_complete(grpo: Path, user_python: str) -> None:
     manifest = {"pipeline": DECLARED, "targets": {"advantages": {"ref": "algos.py:compute_advantages"}}}
-    async with client(era) as c:
+    async with client("auto") as c:
         result = await c.call_tool(
             "run_verify_pipeline", {"project_root": str(grpo), "manifest": manifest, "python": user_python}
         )
@@ -148,6 +148,36 @@ async def test_a_pipeline_without_a_manifest_is_found_in_the_source(grpo: Path, 
     assert "algos.py:compute_advantages" in targets or "algos.py:damped_advantages" in targets
 
 
+async def test_the_embedded_example_has_findings_in_its_stages_and_the_answer_leads_to_a_page(user_python: str) -> None:
+    from rltriage import cli
+
+    async with client("legacy") as c:
+        arguments = {"project_root": str(cli.example().parent), "python": user_python}
+        data = (await c.call_tool("run_verify_pipeline", arguments)).structured_content
+        assert data["verdict"] == "findings"
+        page = next(page for f in data["findings"] for page in f["pages"])
+        assert not (await c.call_tool("read_page", {"page_id": page})).is_error
+    assert data["not_run"] == []
+    assert [f["stage"] for f in data["findings"] if f["severity"] == "hard"] == sorted(
+        (f["stage"] for f in data["findings"] if f["severity"] == "hard"),
+        key=[s["stage"] for s in data["stages"]].index,
+    )
+
+
+async def test_an_input_that_nothing_could_be_bound_to_is_bound_by_the_next_call(grpo: Path, user_python: str) -> None:
+    source = (
+        "def f(q, group_size):\n    g = q.view(-1, group_size)\n    return (g - g.mean(1, keepdim=True)).view(-1)\n"
+    )
+    (grpo / "odd.py").write_text(source)
+    call = {"target": "odd.py:f", "project_root": str(grpo), "python": user_python}
+    async with client("auto") as c:
+        first = (await c.call_tool("check_advantages", call)).structured_content
+        second = (await c.call_tool("check_advantages", {**call, "bind": {"q": "rewards"}})).structured_content
+    assert first["verdict"] == "incomplete"
+    assert 'bind={"q": WORD}' in first["next_step"], first
+    assert second["verdict"] == "clean", second
+
+
 async def test_words_of_the_user_s_code_stay_out_of_summary_and_next_step(grpo: Path, user_python: str) -> None:
     async with client("auto") as c:
         result = await c.call_tool(
@@ -161,7 +191,7 @@ async def test_words_of_the_user_s_code_stay_out_of_summary_and_next_step(grpo: 
     assert all("IGNORE ALL" not in f["message"] + f["next"] for f in data["findings"])
 
 
-async def test_two_calls_at_once_are_both_answered(era: str, grpo: Path, user_python: str) -> None:
+async def test_two_calls_at_once_are_both_answered(grpo: Path, user_python: str) -> None:
     verdicts: dict[str, str] = {}
 
     async def check(c: Client, name: str) -> None:
@@ -171,7 +201,7 @@ async def test_two_calls_at_once_are_both_answered(era: str, grpo: Path, user_py
         )
         verdicts[name] = result.structured_content["verdict"]
 
-    async with client(era) as c, anyio.create_task_group() as tg:
+    async with client("auto") as c, anyio.create_task_group() as tg:
         tg.start_soon(check, c, "compute_advantages")
         tg.start_soon(check, c, "damped_advantages")
     assert verdicts == {"compute_advantages": "clean", "damped_advantages": "findings"}
@@ -247,13 +277,14 @@ async def test_progress_grows_and_goes_on_while_a_function_is_silent(
     era: str, grpo: Path, user_python: str, endless_pids: Callable[[], list[int]]
 ) -> None:
     heard: list[float] = []
+    silent_since = 10**6
     enough = anyio.Event()
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         assert total == 100
         assert message
         heard.append(progress)
-        if len(heard) >= 6:
+        if len(heard) >= silent_since + 5:
             enough.set()
 
     async def endless(c: Client) -> None:
@@ -263,7 +294,7 @@ async def test_progress_grows_and_goes_on_while_a_function_is_silent(
     async with client(era, progress_every_s=0.2) as c, anyio.create_task_group() as tg:
         tg.start_soon(endless, c)
         await anyio.to_thread.run_sync(endless_pids)
-        heard.clear()
+        silent_since = len(heard)
         with anyio.fail_after(10):
             await enough.wait()
         tg.cancel_scope.cancel()
@@ -319,6 +350,26 @@ async def test_a_function_that_never_returns_ends_with_the_budget_and_is_no_evid
     data = result[0].structured_content
     assert data["verdict"] == "incomplete"
     assert data["not_run"][0]["do"]
+
+
+async def test_a_pipeline_ends_with_its_budget_and_says_of_every_function_that_it_was_not_measured(
+    grpo: Path, user_python: str
+) -> None:
+    ref = "algos.py:endless_advantages"
+    targets = {name: {"ref": ref} for name in ("advantages", "advantages-2", "advantages-3", "advantages-4")}
+    arguments = {
+        "project_root": str(grpo),
+        "manifest": {"targets": targets},
+        "python": user_python,
+        "timeout_s": 5,
+        "detail": "full",
+    }
+    async with client("auto") as c:
+        with anyio.fail_after(30):
+            data = (await c.call_tool("run_verify_pipeline", arguments)).structured_content
+    assert data["verdict"] == "incomplete"
+    assert data["not_run"]
+    assert all(n["do"] for n in data["not_run"])
 
 
 def test_the_server_process_never_imports_torch_nor_a_probe() -> None:

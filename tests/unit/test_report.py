@@ -114,7 +114,14 @@ def test_two_pitfalls_in_one_function_are_one_finding_that_names_both() -> None:
 def test_a_relation_broken_for_a_cause_that_is_named_already_only_confirms_it() -> None:
     finding = only(Violates(relation="scale", says="scaling rewards changes advantages", candidates=(STD, EPS)), BUG)
     assert finding.certainty == "identified"
-    assert finding.confirmed_by == ("advantages.0",)
+    assert finding.confirmed_by == ("advantages.0: scaling rewards changes advantages",)
+
+
+def test_two_relations_broken_for_one_cause_are_one_finding() -> None:
+    broken = [Violates(relation=r, says=r, candidates=(EPS,)) for r in ("first", "second")]
+    assert only(*broken).confirmed_by == ("advantages.1: second",)
+    soft = Violates(relation="r", says="r", candidates=(EPS,), severity="soft")
+    assert [f.severity for f in findings_of(target(soft, broken[0]))] == ["soft", "hard"]
 
 
 def test_a_relation_broken_for_another_cause_stands_for_itself() -> None:

@@ -8,7 +8,7 @@ GRPO: Shao et al. 2024, section 4.1.2 (arXiv:2402.03300). Without the division: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -81,7 +81,7 @@ NOT_MONOTONE = Pitfall(
 def axes(subject: Subject) -> tuple[Axis, ...]:
     """The axes as they concern this function under the declared intent."""
     grouped = str(subject.intent.get("algorithm", "")).lower() in GROUPED
-    return tuple(probing.keep(a, subject) for a in (*_statistics(grouped), *_bookkeeping()))
+    return tuple(probing.keep(a, subject) for a in (*_statistics(grouped), *_bookkeeping(subject)))
 
 
 def _baselined(options: Mapping[str, str]) -> bool:
@@ -152,18 +152,29 @@ def _statistics(grouped: bool) -> tuple[Axis, ...]:
                 Option(name="none", standing="standard"),
                 Option(name="whiten1", says="whitened over the batch, ddof=1", source="REINFORCE++-baseline"),
                 Option(name="whiten0", says="whitened over the batch, ddof=0", source="OpenRLHF, rllm"),
+                Option(name="tokens1", says="whitened over the trained tokens, ddof=1", source="verl REINFORCE++-baseline"),
+                Option(name="tokens0", says="whitened over the trained tokens, ddof=0", source="OpenRLHF"),
             ),
         ),
     )  # fmt: skip
 
 
-def _bookkeeping() -> tuple[Axis, ...]:
+MASK_PROMISED = (
+    r"nothing .{0,40}(part of|counts?)", r"mask\w*.{0,120}(not (a )?part|not count|excluded|ignored|rejected)",
+    r"(masked|padded|padding).{0,60}(ignored|excluded|not counted|do(es)? not count|never read)",
+    r"only (the )?(trained|valid|response|unmasked|generated|real|policy) tokens",
+)  # fmt: skip
+"""What documentation says that promises a masked sum. Without it an unmasked one is usual: the rewards are 0 there (verl)."""
+
+
+def _bookkeeping(subject: Subject) -> tuple[Axis, ...]:
+    unmasked = Option(name="unmasked", says="adds up token rewards, which are 0 behind the mask", source="verl, SkyRL")
     return (
         Axis(
             name="score",
             options=(
                 Option(name="masked", standing="standard"),
-                probing.as_pitfall("unmasked", UNMASKED_SCORE),
+                probing.wrong_here(unmasked, UNMASKED_SCORE, probing.claims(subject, *MASK_PROMISED)),
             ),
             needs=("token_rewards", "completion_mask"),
         ),
@@ -227,10 +238,17 @@ def _case(name: str, intent: Mapping[str, Any], *, constant: bool) -> Case:
     return _filled(name, torch.cat(rows).float(), torch.arange(prompts).repeat_interleave(group), group)
 
 
-def _filled(name: str, rewards: Tensor, ids: Tensor, group: int) -> Case:
+def _alike(intent: Mapping[str, Any]) -> Case:
+    """Samples that differ in nothing but their rewards: the same length, the same mask."""
+    inputs = example(intent).inputs
+    rewards = inputs["rewards"]
+    return _filled("equal lengths", rewards, inputs["group_ids"], inputs["group_size"], torch.full((rewards.numel(),), 4))
+
+
+def _filled(name: str, rewards: Tensor, ids: Tensor, group: int, lengths: Tensor | None = None) -> Case:
     """The inputs that go with these rewards: mask with junk behind it, token rewards, turns."""
     n, width = rewards.numel(), 6
-    lengths = torch.arange(n) * 3 % (width - 1) + 1
+    lengths = torch.arange(n) * 3 % (width - 1) + 1 if lengths is None else lengths
     mask = (torch.arange(width)[None] < lengths[:, None]).float()
     mask[lengths == width - 1, 2] = 0.0
     token_rewards = torch.zeros(n, width)
@@ -281,13 +299,39 @@ def _uneven(intent: Mapping[str, Any], *, lone: bool) -> Case:
 
 def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     """The advantages of one case, [N] or [N, T] as the user's function gave them."""
-    scores, index = _scores(s, options)
-    per_row = _advantages(scores, index, s, options, knobs)
-    return Result(value=_laid_out(per_row, s, options))
+    value = _laid_out(_per_row(s, options, knobs), s, options)
+    return Result(value=value, noise=lambda: _noise(s, options, knobs, value))
 
 
-def _scores(s: Seen, options: Options) -> tuple[Tensor, Tensor]:
-    """Outcome of every scored row, and that row's number."""
+def _per_row(s: Seen, options: Options, knobs: Knobs) -> Tensor:
+    """One advantage for each scored row. The sign alone is not worth a second evaluation."""
+    what = (*(options[name] for name in _VALUE_AXES), options.get("score"), options.get("uneven"), options.get("single"))
+    plus = s.remember(("advantages", *what, knobs.get("eps", 0.0)), lambda: _advantages(s, options, knobs))
+    return -plus if options["sign"] == "minus" else plus
+
+
+_VALUE_AXES = ("groups", "repeat", "baseline", "scale", "guard", "after")
+
+
+def _noise(s: Seen, options: Options, knobs: Knobs, value: Tensor) -> Tensor:
+    """What the same formula loses when it is evaluated in float32, by row the largest loss in its group."""
+    narrow = {k: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in s.inputs.items()}
+    rounded = Seen(case=s.case, inputs=narrow, value=s.value, grads={}, dtype=s.dtype, cache=s.cache)
+    lost = (_laid_out(_per_row(rounded, options, knobs), s, options).double() - value).abs().nan_to_num(0.0, 0.0, 0.0)
+    ids = s.inputs["group_ids"]
+    assert isinstance(ids, Tensor)
+    return torch.stack([lost[ids == i].max() for i in ids]).reshape(-1, *(1,) * (value.dim() - 1)).expand_as(value)
+
+
+def _scored_rows(s: Seen) -> Tensor:
+    """Numbers of the rows that have an outcome of their own."""
+    last = s.inputs["is_last_step"]
+    assert isinstance(last, Tensor)
+    return last.nonzero().flatten() if s.cache.get("turns") is not None else torch.arange(last.numel())
+
+
+def _scores(s: Seen, options: Options) -> Tensor:
+    """Outcome of every scored row."""
     token_rewards = s.inputs["token_rewards"]
     mask = s.inputs["completion_mask"]
     assert isinstance(token_rewards, Tensor) and isinstance(mask, Tensor)
@@ -297,17 +341,14 @@ def _scores(s: Seen, options: Options) -> tuple[Tensor, Tensor]:
         got = s.inputs["rewards"]
         assert isinstance(got, Tensor)
         rewards = got
-    last = s.inputs["is_last_step"]
-    assert isinstance(last, Tensor)
-    index = last.nonzero().flatten() if s.cache.get("turns") is not None else torch.arange(rewards.numel())
-    return rewards[index], index
+    return rewards[s.remember(("rows",), lambda: _scored_rows(s))]
 
 
-def _group_of(s: Seen, index: Tensor, choice: str) -> Tensor:
+def _group_of(s: Seen, choice: str) -> Tensor:
     """Group number of every scored row under an option of the axis `groups`."""
     ids = s.inputs["group_ids"]
     assert isinstance(ids, Tensor)
-    own = ids[index]
+    own = ids[_scored_rows(s)]
     n = own.numel()
     size = int(s.inputs["group_size"])  # type: ignore[call-overload]
     prompts = max(n // size, 1)
@@ -318,17 +359,10 @@ def _group_of(s: Seen, index: Tensor, choice: str) -> Tensor:
     }[choice]  # fmt: skip
 
 
-def _advantages(r: Tensor, index: Tensor, s: Seen, options: Options, knobs: Knobs) -> Tensor:
-    choice, uneven = options["groups"], options.get("uneven")
-    if choice == "single":
-        centred = r
-    else:
-        key = (choice, uneven, options["repeat"], options.get("score"))
-        stats = _statistics_of(r, lambda: _group_of(s, index, "batch" if uneven == "batch" else choice), s, key)
-        centred = _scaled(r, stats, s, key, options, knobs)
-    if options["sign"] == "minus":
-        centred = -centred
-    if options["after"] != "none":
+def _advantages(s: Seen, options: Options, knobs: Knobs) -> Tensor:
+    r = s.remember(("scores", options.get("score")), lambda: _scores(s, options))
+    centred = r if options["groups"] == "single" else _scaled(r, s, options, knobs)
+    if options["after"].startswith("whiten"):
         var = centred.var(correction=1 if options["after"] == "whiten1" else 0)
         centred = (centred - centred.mean()) * torch.rsqrt(var + 1e-8)
     return centred
@@ -345,11 +379,14 @@ class _Stats(NamedTuple):
     median: Tensor
 
 
-def _statistics_of(r: Tensor, groups: Callable[[], Tensor], s: Seen, key: tuple[object, ...]) -> _Stats:
-    def compute() -> Tensor:
-        return torch.stack(_stats(r, groups(), tiled=key[2] == "tiled"))
+def _statistics_of(r: Tensor, s: Seen, options: Options) -> _Stats:
+    choice = "batch" if options.get("uneven") == "batch" else options["groups"]
+    tiled = options["repeat"] == "tiled"
 
-    return _Stats(*s.remember(("stats", *key), compute))
+    def compute() -> Tensor:
+        return torch.stack(_stats(r, _group_of(s, choice), tiled=tiled))
+
+    return _Stats(*s.remember(("stats", choice, tiled, options.get("score")), compute))
 
 
 def _stats(r: Tensor, groups: Tensor, *, tiled: bool) -> _Stats:
@@ -366,23 +403,23 @@ def _stats(r: Tensor, groups: Tensor, *, tiled: bool) -> _Stats:
     return _Stats(spread(mean), spread(square), spread(n), deviation, spread(median))
 
 
-def _scaled(
-    r: Tensor, stats: _Stats, s: Seen, key: tuple[object, ...], options: Options, knobs: Knobs
-) -> Tensor:
+def _scaled(r: Tensor, s: Seen, options: Options, knobs: Knobs) -> Tensor:
     baseline, scale, guard, eps = options["baseline"], options["scale"], options["guard"], knobs.get("eps", 0.0)
-    centred = s.remember(("centred", baseline, *key), lambda: _centred(r, stats, baseline))
+    key = (options["groups"], options.get("uneven"), options["repeat"], options.get("score"))
+    centred = s.remember(("centred", baseline, *key), lambda: _centred(r, _statistics_of(r, s, options), baseline))
     if scale == "none":
         out = centred
     elif scale == "mean":
-        out = centred / (stats.mean + eps)
+        out = centred / (_statistics_of(r, s, options).mean + eps)
     else:
-        var = s.remember(("var", scale, *key), lambda: _variance(r, stats, scale))
+        var = s.remember(("var", scale, *key), lambda: _variance(r, _statistics_of(r, s, options), scale))
         spread = var if scale == "variance" or guard == "inside" else s.remember(("std", scale, *key), var.sqrt)
         out = _divided(centred, spread, guard, eps)
     single = options.get("single")
     if single is None:
         return out
-    return torch.where(stats.count == 1, {"zero": r * 0, "reward": r, "nan": r * torch.nan}[single], out)
+    lone = _statistics_of(r, s, options).count == 1
+    return torch.where(lone, {"zero": r * 0, "reward": r, "nan": r * torch.nan}[single], out)
 
 
 def _centred(r: Tensor, stats: _Stats, baseline: str) -> Tensor:
@@ -410,21 +447,38 @@ def _divided(centred: Tensor, spread: Tensor, guard: str, eps: float) -> Tensor:
 
 
 def _laid_out(per_row: Tensor, s: Seen, options: Options) -> Tensor:
+    """[N] or [N, T] from one advantage for each scored row."""
     mask = s.inputs["completion_mask"]
     assert isinstance(mask, Tensor)
     rows = per_row
     if s.cache.get("turns") is not None:
-        last = s.inputs["is_last_step"].nonzero().flatten()  # type: ignore[attr-defined]
-        trajectory = s.inputs["trajectory_ids"]
-        assert isinstance(trajectory, Tensor)
-        of = {int(trajectory[row]): k for k, row in enumerate(last.tolist())}
-        source = torch.tensor([of[int(t)] for t in trajectory])
+        source = s.remember(("last turn",), lambda: _last_turn(s))
         rows = per_row[source]
         if options.get("spread") == "last" and s.value.dim() == 2:
-            return rows[:, None] * mask[last][source]
+            return rows[:, None] * mask[_scored_rows(s)][source]
         if options.get("spread") == "own" and s.value.dim() == 2:
             return rows[:, None] * mask
-    return rows if s.value.dim() == 1 else rows[:, None].expand_as(s.value)
+    if s.value.dim() == 1:
+        return rows
+    spread = rows[:, None].expand_as(s.value)
+    return _whitened(spread, mask, options["after"]) if options["after"].startswith("tokens") else spread
+
+
+def _whitened(a: Tensor, mask: Tensor, after: str) -> Tensor:
+    """Zero mean and unit variance over the tokens inside the mask."""
+    inside = mask > 0
+    if inside.shape != a.shape:
+        return a
+    tokens = a[inside]
+    return (a - tokens.mean()) * torch.rsqrt(tokens.var(correction=1 if after == "tokens1" else 0) + 1e-8)
+
+
+def _last_turn(s: Seen) -> Tensor:
+    """For every row the place of its trajectory's last turn among the scored rows."""
+    trajectory = s.inputs["trajectory_ids"]
+    assert isinstance(trajectory, Tensor)
+    of = {int(trajectory[row]): k for k, row in enumerate(_scored_rows(s).tolist())}
+    return torch.tensor([of[int(t)] for t in trajectory])
 
 
 # The probe
@@ -452,7 +506,7 @@ def run(subject: Subject) -> Iterator[Check]:
     best = solver.solve(observed, reference, base, knobs)
     yield _formula_check(observed, base, best)
     if best is None:
-        yield from claims.ordering(subject, observed[0], NOT_MONOTONE, SIGN)
+        yield from claims.ordering(subject, _alike(subject.intent), NOT_MONOTONE, SIGN)
     else:
         yield from _uneven_checks(subject, base, best)
         yield from claims.shuffled(subject, observed[0], IDS_IGNORED)

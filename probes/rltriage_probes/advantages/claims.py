@@ -29,9 +29,16 @@ def per_sample(value: Tensor, inputs: object) -> Tensor:
     return value.gather(1, mask.argmax(dim=1, keepdim=True)).squeeze(1)
 
 
-def ordering(subject: Subject, s: Seen, order: Pitfall, sign: Pitfall) -> Iterator[Check]:
-    """Inside a group the better sample must not get the lower advantage, whatever the baseline is."""
+def ordering(subject: Subject, case: Case, order: Pitfall, sign: Pitfall) -> Iterator[Check]:
+    """Inside a group the better sample must not get the lower advantage, whatever the baseline is.
+
+    The samples of `case` differ in nothing but their rewards: a function may well mark long samples down.
+    """
     asks = "does a better sample of a group get the higher advantage?"
+    try:
+        s = probing.observe(subject, case)
+    except CallFailed:
+        return
     rewards, ids = s.inputs["rewards"], s.inputs["group_ids"]
     assert isinstance(rewards, Tensor) and isinstance(ids, Tensor)
     a = per_sample(s.value, s.inputs)

@@ -156,7 +156,7 @@ def _nothing_runs(exam: _Exam) -> Check:
 
 def _unmarked(exam: _Exam) -> Iterator[Check]:
     probe, asks = "decode.unmarked", "does text without any marker reach the reward?"
-    got = [(s, t) for s in shapes.unmarked() if (t := exam.give(s)) is not None]
+    got = [(s, t) for s in shapes.unmarked(exam.markers) if (t := exam.give(s)) is not None]
     if not got:
         return
     blank = [(s, t) for s, t in got if t.blank and shapes.fair(s.answer, exam.markers)]
@@ -389,7 +389,12 @@ def _raising(exam: _Exam) -> Check:
 def _repeatable(exam: _Exam) -> Iterator[Check]:
     probe, asks = "decode.batch", "does a text depend on the call or on the other rows?"
     raws = [
-        s.raw for s in (*shapes.unmarked(), shapes.closed_on_one_line(exam.markers), shapes.close_only(exam.markers))
+        s.raw
+        for s in (
+            *shapes.unmarked(exam.markers),
+            shapes.closed_on_one_line(exam.markers),
+            shapes.close_only(exam.markers),
+        )
     ]
     try:
         alone = [exam.decoder.one(r).value for r in raws]
@@ -423,7 +428,7 @@ def _first_difference(raws: Sequence[str], before: Sequence[Any], after: Sequenc
 
 def example(_: Mapping[str, Any]) -> Case:
     """A plain case for the binder: texts and the same as ids."""
-    raws = ["<think>\nTwo and two.\n</think>\n<answer>4</answer>", "The capital is Lima."]
+    raws = ["<think>\nTwo and two.\n</think>\n<answer>4</answer>\nSo \\boxed{4}\n#### 4", "The capital is Lima."]
     return Case(
         name="plain",
         inputs={

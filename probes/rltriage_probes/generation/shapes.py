@@ -40,15 +40,23 @@ ANSWERS = (
 """Answers without any marker. `hint of a kin` starts and ends with letters that a tag is made of."""
 
 
-def unmarked() -> Iterator[Shape]:
-    for answer in ANSWERS:
+def _from_letters(markers: Markers) -> Iterator[str]:
+    """Answers that start and end with the letters of the markers, for decoders that strip sets of characters."""
+    for pair in (markers.reasoning, *markers.answer[:1]):
+        letters = "".join(dict.fromkeys(c for c in pair.close if c.isalpha()))[::-1]
+        if letters:
+            yield f"{letters[:3]} and {letters[-3:]}"
+
+
+def unmarked(markers: Markers) -> Iterator[Shape]:
+    for answer in (*ANSWERS, *_from_letters(markers)):
         yield Shape("text without markers", answer, answer.strip())
 
 
 def closed(markers: Markers, wrap: Pair | None = None) -> Iterator[Shape]:
     """Reasoning, closed, then an answer (inside `wrap` where the decoder extracts a block)."""
     p = markers.reasoning
-    for answer in ANSWERS:
+    for answer in (*ANSWERS, *_from_letters(markers)):
         body = f"{wrap.open}{answer}{wrap.close}" if wrap else answer
         yield Shape(
             "closed block, then the answer", f"{p.open}\n{THOUGHTS}\n{p.close}\n\n{body}", answer.strip(), INNER

@@ -43,15 +43,16 @@ class Tokenizer:
     padding_side = "right"
     name_or_path = "stand-in"
 
-    def __init__(self, markers: Markers | None = None) -> None:
+    def __init__(self, markers: Markers | None = None, special: bool = False) -> None:
+        """`special`: whether the markers count as special tokens, as some checkpoints have it."""
         pair = markers.reasoning if markers else Pair("<think>", "</think>")
         self._pieces = [self.pad_token, self.eos_token, self.unk_token, pair.open, pair.close]
         self._pieces += [chr(c) for c in range(32, 127)] + ["\n", "\t", "§"]
         self._ids = {p: i for i, p in enumerate(self._pieces)}
         self._long = sorted(self._pieces, key=len, reverse=True)
         self.vocab_size = len(self._pieces)
-        self.all_special_ids = [0, 1, 2]
-        self.all_special_tokens = [self.pad_token, self.eos_token, self.unk_token]
+        self.all_special_ids = [0, 1, 2, 3, 4] if special else [0, 1, 2]
+        self.all_special_tokens = [self._pieces[i] for i in self.all_special_ids]
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -185,6 +186,7 @@ def run(subject: Subject, markers: Markers, contract: Contract) -> Iterator[Chec
     yield _padding(got, contract)
     yield _ending(subject, got, contract)
     yield _masked(subject, got, contract)
+    yield from _special(subject, markers, prompt, got)
 
 
 def _decoded(subject: Subject, inputs: Mapping[str, Any], rollout: Sequence[_Row]) -> list[Text] | None:
@@ -211,7 +213,7 @@ def _one_by_one(subject: Subject, inputs: Mapping[str, Any], n: int) -> list[Tex
         ]
         try:
             values = [subject.bound.call_raw(p) for p in parts]
-        except CallFailed:  # noqa: PERF203  the second form is another try
+        except CallFailed:
             continue
         alone = [single[0] if isinstance(v, list) and (single := rows(v, 1)) else v for v in values]
         if all(isinstance(v, (str, dict, tuple, type(None))) for v in alone):
@@ -237,7 +239,7 @@ def _raised(subject: Subject, tok: Tokenizer, rollout: Sequence[_Row], prompt: b
     for row in rollout[1:]:
         try:
             _decoded(subject, _inputs(tok, [row], prompt), [row])
-        except CallFailed as worse:
+        except CallFailed as worse:  # noqa: PERF203 (the row that does it is what is looked for)
             says = f"raises on a row of this kind: {row.name}; {worse.error} at {worse.where}"
             yield violates(probe, asks, says, _RAISES, severity="hard" if accidental(worse) else "soft")
             return
@@ -268,6 +270,24 @@ def _survive(got: Sequence[tuple[_Row, Text]], markers: Markers, contract: Contr
         "what becomes of the reasoning?",
         "keeps the reasoning" if inside else "strips the reasoning",
     )
+
+
+def _special(subject: Subject, markers: Markers, prompt: bool, got: Sequence[tuple[_Row, Text]]) -> Iterator[Check]:
+    """With a tokenizer for which the markers are special tokens: are they gone before they are looked for?"""
+    tok = Tokenizer(markers, special=True)
+    rollout = _rollout(tok, markers.reasoning)
+    try:
+        texts = _decoded(subject, _inputs(tok, rollout, prompt), rollout)
+    except CallFailed:
+        return
+    usual = got[2][1].text
+    if texts is None or INNER in usual or INNER not in texts[2].text:
+        return
+    says = (
+        f"if {markers.reasoning.close!r} is a special token of your tokenizer, it is skipped before it is looked for, "
+        f"and the reasoning stays in: {quote(texts[2].value)}"
+    )
+    yield violates("decode.special", "do the markers survive the decoding?", says, severity="soft")
 
 
 def _padding(got: Sequence[tuple[_Row, Text]], contract: Contract) -> Check:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rltriage_probes import probing, solver, tolerance
 from rltriage_probes.contract import Agrees, Check, Named
+from rltriage_probes.logprobs import scoring
 from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
 from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
 
@@ -248,13 +249,10 @@ def _reduced(picked: Tensor, s: Seen, options: Options) -> Tensor:
 
 def run(subject: Subject) -> Iterator[Check]:
     """The formula first; then what makes it fail on real logits."""
-    if "logits" not in subject.bound.names:
-        from rltriage_probes.logprobs import scoring
-
-        yield from scoring.run(subject)
-        return
+    runs_model = "model" in subject.bound.names
+    prepare = scoring.with_model if runs_model else lambda c: c
     try:
-        observed = [_observed(subject, c) for c in (example({}), logits_case("peaked logits", scale=6.0))]
+        observed = [_observed(subject, prepare(c)) for c in (example({}), logits_case("peaked logits", scale=6.0))]
     except CallFailed as e:
         yield probing.raised("logprobs.formula", ASKS, "random logits", e)
         return
@@ -277,7 +275,10 @@ def run(subject: Subject) -> Iterator[Check]:
         yield _borders(observed[0])
     elif not best.pitfalls:
         yield from _gradient(subject, observed[0], best)
-    yield from _stable(subject, observed[0])
+    if runs_model:
+        yield from scoring.left_padded(subject, scoring.with_model(example({})), NO_ATTENTION_MASK)
+    else:
+        yield from _stable(subject, observed[0])
 
 
 def _observed(subject: Subject, case: Case) -> Seen:

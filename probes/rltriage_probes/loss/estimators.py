@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rltriage_probes import probing
-from rltriage_probes.model import Axis, Option, Pitfall
+from rltriage_probes.model import Axis, Option, Pitfall, Subject
 
 ESTIMATOR = Pitfall(id="KL-ESTIMATOR", family="kl-estimator", says="computes another KL estimator than the declared one")
 K1_LOSS = Pitfall(
@@ -35,6 +35,15 @@ SYNONYMS = {
     "k2+": "k2", "kl3": "k3", "kl2": "k2", "kl1": "k1",
 }  # fmt: skip
 """Spellings that frameworks use, by estimator."""
+
+
+def wanted(subject: Subject) -> str:
+    """The estimator that this function should compute: what its own setting says, else the declared one; empty: any."""
+    for value in (subject.bound.settings.get("kl_estimator"), subject.intent.get("kl_estimator")):
+        found = SYNONYMS.get(str(value or "").lower(), "")
+        if found:
+            return found
+    return ""
 
 
 def estimator_axis(*, with_ratio: bool, wanted: str = "", pitfall: Pitfall | None = None) -> Axis:

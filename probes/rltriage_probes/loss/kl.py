@@ -40,20 +40,18 @@ def _case(name: str) -> Case:
     return Case(name=name, inputs=inputs)
 
 
-def axes(subject: Subject, *, scalar: bool) -> tuple[Axis, ...]:
-    """Estimator, direction, sign, gradient; and the mean where the function returns one number."""
-    wanted = estimators.SYNONYMS.get(str(subject.intent.get("kl_estimator") or "").lower(), "")
-    set_here = estimators.SYNONYMS.get(str(subject.bound.settings.get("kl_estimator") or "").lower(), "")
+def axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
+    """Estimator, direction, sign, gradient; and the mean where the function averages."""
     with_ratio = bool(subject.bound.names & {"old_logprobs", "ratio"})
     return (
-        estimators.estimator_axis(with_ratio=with_ratio, wanted=set_here or wanted, pitfall=estimators.ESTIMATOR),
+        estimators.estimator_axis(with_ratio=with_ratio, wanted=estimators.wanted(subject), pitfall=estimators.ESTIMATOR),
         Axis(
             name="direction",
             options=(Option(name="own", standing="standard"), probing.as_pitfall("reversed", estimators.REVERSED)),
         ),
         Axis(name="sign", options=(Option(name="plus", standing="standard"), probing.as_pitfall("minus", estimators.SIGN))),
-        surrogate.aggregation(subject, scalar=scalar),
-        surrogate.masking(subject, scalar=scalar),
+        surrogate.aggregation(subject, reduced),
+        surrogate.masking(subject, reduced),
     )
 
 
@@ -62,7 +60,7 @@ def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     estimate = estimators.reversed_estimate if options["direction"] == "reversed" else estimators.estimate
     logp, ref = surrogate.tensor(s, "logprobs"), surrogate.tensor(s, "ref_logprobs")
     tokens = estimate(options["estimator"], logp, ref, lambda: _ratio(s)) * knobs.get("beta", 1.0)
-    value = surrogate.aggregated(-tokens if options["sign"] == "minus" else tokens, s, options)
+    value = surrogate.aggregated(-tokens if options["sign"] == "minus" else tokens, s, options, knobs)
     return Result(value=value, grads=lambda: surrogate.gradients(value, s))
 
 
@@ -76,9 +74,8 @@ def run(subject: Subject) -> Iterator[Check]:
     except CallFailed as e:
         yield probing.raised("kl.formula", ASKS, "log-ratios of both signs", e)
         return
-    scalar = seen[0].value.dim() == 0
-    base = axes(subject, scalar=scalar)
-    knobs = (probing.knob(subject, "beta", ("beta",), (1.0,)),)
+    base = axes(subject, surrogate.reduction(seen[0].value))
+    knobs = (probing.knob(subject, "beta", ("beta",), (1.0,)), surrogate.length_knob(subject))
     found = solver.solve(seen, reference, base, knobs)
     yield _formula_check(seen, base, found)
     if found is not None and not found.pitfalls and "completion_mask" in subject.bound.names:

@@ -6,6 +6,7 @@ entropy bonus as the difference that entropies make. Formulas: `surrogate.py` an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from rltriage_probes import probing, solver, tolerance
-from rltriage_probes.contract import Agrees, Check, Convention, Gap, Named, Outcome
+from rltriage_probes.contract import Agrees, Check, Gap, Named, Outcome, Severity
+from rltriage_probes.invoke import cotangent
 from rltriage_probes.loss import estimators, surrogate
 from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
 from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
@@ -72,8 +74,8 @@ def _filled(name: str, logp: Tensor, old: Tensor, ref: Tensor, advantages: Tenso
             "logprobs": logp, "old_logprobs": old, "ref_logprobs": ref, "rollout_logprobs": old.clone(),
             "advantages": advantages, "completion_mask": mask, "attention_mask": mask.long(), "lengths": mask.sum(-1).long(),
             "ratio": (logp - old).exp(), "log_ratio": logp - old, "negative_log_ratio": old - logp,
-            "entropies": torch.zeros(b, t), "token_count": float(mask.sum()), "row_count": float(b),
-            "token_ids": torch.arange(b * t).view(b, t) % 9 + 3, "max_completion_length": 16, "group_size": 2,
+            "entropies": torch.zeros(b, t), "token_count": 1.5 * float(mask.sum()), "row_count": float(b),
+            "token_ids": torch.arange(b * t).view(b, t) % 9 + 3, "max_completion_length": surrogate.PASSED_LENGTH, "group_size": 2,
         },
     )  # fmt: skip
 
@@ -87,13 +89,15 @@ class Parts:
 
     policy: list[Seen]
     kl: list[Seen]
-    scalar: bool
+    reduced: surrogate.Reduced
+    graph: bool
+    """Whether any gradient flows through the loss."""
 
 
-def observe(subject: Subject, case: Case) -> tuple[Seen, Seen]:
-    """The surrogate alone and the rest alone. Raises `CallFailed`."""
-    full = probing.observe(subject, case, WRT)
-    rest = probing.observe(subject, case, WRT, {"advantages": torch.zeros_like(case.inputs["advantages"])})
+def observe(subject: Subject, case: Case) -> tuple[Seen, Seen, bool]:
+    """The surrogate alone, the rest alone, and whether any gradient came. Raises `CallFailed`."""
+    full = _flat(probing.observe(subject, case, WRT))
+    rest = _flat(probing.observe(subject, case, WRT, {"advantages": torch.zeros_like(case.inputs["advantages"])}))
     grads = {k: full.grads.get(k, 0.0) - rest.grads.get(k, 0.0) for k in {*full.grads, *rest.grads}}
     policy = Seen(
         case=case.name, inputs=full.inputs, value=full.value - rest.value,
@@ -103,7 +107,14 @@ def observe(subject: Subject, case: Case) -> tuple[Seen, Seen]:
         _prepare(subject, case, s)
     noise = torch.full((), 4e-7 * float(full.value.abs().max() + rest.value.abs().max()), dtype=torch.float64)
     policy.cache["conditioning"] = noise
-    return policy, rest
+    return policy, rest, bool(full.grads)
+
+
+def _flat(s: Seen) -> Seen:
+    """One value a sequence as [B], however the function shapes it."""
+    if s.value.dim() == 2 and s.value.shape[1] == 1:
+        s.value = s.value.squeeze(1)
+    return s
 
 
 def _prepare(subject: Subject, case: Case, s: Seen) -> None:
@@ -129,7 +140,7 @@ def rest_reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     key = ("kl", *(options[k] for k in ("estimator", "direction", "gradient")))
     tokens = s.remember(key, lambda: _kl_tokens(s, options))
     tokens = tokens * knobs["beta"]
-    value = surrogate.aggregated(-tokens if options["kl sign"] == "minus" else tokens, s, options)
+    value = surrogate.aggregated(-tokens if options["kl sign"] == "minus" else tokens, s, options, knobs)
     return Result(value=value, grads=lambda: surrogate.gradients(value, s))
 
 
@@ -140,19 +151,21 @@ def _kl_tokens(s: Seen, options: Options) -> Tensor:
     return out.detach() if options["gradient"] == "cut" else out
 
 
-def rest_axes(subject: Subject, *, scalar: bool) -> tuple[Axis, ...]:
+def rest_axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
     """The axes of the KL term as they concern this function."""
     none = Option(name="none", standing="standard", says="no KL term")
-    wanted = estimators.SYNONYMS.get(str(subject.intent.get("kl_estimator") or "").lower(), "")
     if "ref_logprobs" not in subject.bound.names:
         estimator = Axis(name="estimator", options=(none,))
     else:
         with_ratio = "old_logprobs" in subject.bound.names
+        wanted = estimators.wanted(subject)
         inner = estimators.estimator_axis(with_ratio=with_ratio, wanted=wanted, pitfall=estimators.ESTIMATOR)
-        estimator = Axis(name="estimator", options=(*inner.options[:1], none, *inner.options[1:]))
+        # a weight that is known to be 0 switches the term off
+        at = 0 if subject.bound.settings.get("beta") == 0 else 1
+        estimator = Axis(name="estimator", options=(*inner.options[:at], none, *inner.options[at:]))
     on = lambda o: o["estimator"] != "none"  # noqa: E731
-    plain = surrogate.aggregation(subject, scalar=scalar)
-    mask = surrogate.masking(subject, scalar=scalar)
+    plain = surrogate.aggregation(subject, reduced)
+    mask = surrogate.masking(subject, reduced)
     return (
         estimator,
         Axis(
@@ -181,8 +194,8 @@ def rest_axes(subject: Subject, *, scalar: bool) -> tuple[Axis, ...]:
 def clip_knobs(subject: Subject) -> tuple[Knob, ...]:
     """Clip distances and the dual clip: known, written in the function, or usual."""
     clipping = lambda o: o["surrogate"] in surrogate.CLIPPING  # noqa: E731
-    apart = lambda o: clipping(o) and o["bounds"] == "apart"  # noqa: E731
-    capped = lambda o: o["surrogate"] in ("dual", "delta")  # noqa: E731
+    apart = lambda o: clipping(o) and o["bounds"] == "apart" or o["surrogate"] in surrogate.UPPER_ONLY  # noqa: E731
+    capped = lambda o: o["surrogate"] == "dual"  # noqa: E731
     near = (1e-5, 8.0)
     return (
         probing.knob(
@@ -191,12 +204,13 @@ def clip_knobs(subject: Subject) -> tuple[Knob, ...]:
         probing.knob(
             subject, "clip_high", ("clip_high", "clip"), (0.28, 4e-4, 0.272, 0.2), active=apart, fit=(1e-4, 8.0), within=near
         ),
-        probing.knob(subject, "dual_clip", ("dual_clip",), (3.0, 4.0, 10.0), active=capped, fit=(1.01, 50.0), within=(1.0, 1e4)),
+        probing.knob(subject, "dual_clip", ("dual_clip",), (3.0, 4.0, 10.0), active=capped, within=(1.0, 1e4)),
+        surrogate.length_knob(subject),
     )  # fmt: skip
 
 
-def beta_knob(subject: Subject, seen: list[Seen]) -> Knob:
-    """The KL weight: known, or anything, since the term is linear in it."""
+def beta_knob(subject: Subject) -> Knob:
+    """The KL weight."""
     return probing.knob(
         subject, "beta", ("beta",), (0.04, 0.01, 0.001, 0.1, 1.0), active=lambda o: o["estimator"] != "none",
         fit=(1e-6, 1e3), within=(1e-8, 1e3),
@@ -215,12 +229,15 @@ def run(subject: Subject) -> Iterator[Check]:
         yield probing.raised("policy_loss.formula", ASKS, "straddling ratios", e)
         return
     first = seen[0][0]
-    if not bool((first.value if first.where is None else first.value[first.where]).isfinite().all()):
+    if not bool(_compared(first).isfinite().all()):
         yield probing.violation(
             "policy_loss.finite", "is the loss finite?", "the loss is NaN or inf on ordinary log-probs", NOT_FINITE
         )
         return
-    parts = Parts(policy=[p for p, _ in seen], kl=[k for _, k in seen], scalar=first.value.dim() == 0)
+    parts = Parts(
+        policy=[p for p, _, _ in seen], kl=[k for _, k, _ in seen], reduced=surrogate.reduction(first.value),
+        graph=any(g for _, _, g in seen),
+    )  # fmt: skip
     subject.progress(1, 3, "surrogate")
     policy = _solve_policy(subject, parts)
     yield _policy_check(subject, parts, policy)
@@ -232,6 +249,7 @@ def run(subject: Subject) -> Iterator[Check]:
     if "entropies" in names:
         yield from _entropy_check(subject)
     if policy is not None and not policy.pitfalls and "completion_mask" in names:
+        yield from _unread_mask(subject, parts, policy)
         yield from _masked_filler(subject)
 
 
@@ -244,34 +262,44 @@ def _compared(s: Seen) -> Tensor:
 
 
 def _solve_policy(subject: Subject, parts: Parts) -> Solution | None:
-    axes = surrogate.axes(subject, scalar=parts.scalar)
+    axes = surrogate.axes(subject, parts.reduced)
     return solver.solve(parts.policy, surrogate.reference, axes, clip_knobs(subject))
 
 
 def _policy_check(subject: Subject, parts: Parts, policy: Solution | None) -> Check:
-    axes = surrogate.axes(subject, scalar=parts.scalar)
+    axes = surrogate.axes(subject, parts.reduced)
     outcome: Outcome
     if policy is None:
         outcome = _nearest(subject, parts, axes)
     else:
-        convention = solver.convention(axes, policy)
+        shown = {k: v for k, v in policy.knobs.items() if k != "length" or "max_completion_length" not in subject.bound.names}
+        convention = solver.convention(axes, policy, shown)
         if policy.pitfalls:
             gap = probing.distance(parts.policy, surrogate.reference, probing.right_twin(axes, policy), _all_knobs(policy))
-            named = solver.named(policy.pitfalls, dict(policy.knobs))
+            named = [_without_graph(n) if not parts.graph else n for n in solver.named(policy.pitfalls, dict(policy.knobs))]
             outcome = probing.known_bug(named, convention, gap, _severity(subject, policy))
         else:
             outcome = Agrees(convention=convention)
     return Check(probe="policy_loss.formula", asks=ASKS, outcome=outcome)
 
 
+def _without_graph(named: Named) -> Named:
+    """Where nothing at all has a gradient, the cut is not one of the ratio alone."""
+    if named.family != "gradient-cut":
+        return named
+    return Named(pitfall=NO_GRADIENT.id, family=NO_GRADIENT.family, says=NO_GRADIENT.says, numbers=named.numbers)
+
+
 def _all_knobs(policy: Solution) -> Knobs:
-    return {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, **policy.knobs}
+    return {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "length": 1.0, **policy.knobs}
 
 
-def _severity(subject: Subject, policy: Solution) -> Any:
-    """An objective that says it is to be maximised has the sign it should have."""
-    signs = {p.pitfall for p in policy.pitfalls}
-    if signs == {surrogate.SIGN} and probing.claims(subject, r"maximi[sz]", r"objective \(not", r"to be ascended"):
+def _severity(subject: Subject, policy: Solution) -> Severity:
+    """Soft where what looks wrong here may be what the caller asks for or undoes."""
+    ids = {o.pitfall for o in policy.pitfalls}
+    if ids == {surrogate.SIGN} and probing.claims(subject, r"maximi[sz]", r"objective \(not", r"to be ascended"):
+        return "soft"
+    if ids <= {surrogate.AGGREGATION, surrogate.PADDED_DENOMINATOR} and surrogate.excused(subject, policy.options):
         return "soft"
     return "hard"
 
@@ -287,7 +315,9 @@ def _nearest(subject: Subject, parts: Parts, axes: tuple[Axis, ...]) -> Outcome:
             says = f"equals {words}, times {factors[0]:.6g}"
             return probing.diverges(says, None, {"factor": factors[0]})  # type: ignore[dict-item]
     standard = {a.name: a.options[0].name for a in axes}
-    gap = probing.distance(parts.policy, surrogate.reference, standard, {"clip_low": 0.2, "clip_high": 0.2})
+    gap = probing.distance(
+        parts.policy, surrogate.reference, standard, {"clip_low": 0.2, "clip_high": 0.2, "length": 1.0}
+    )
     return probing.diverges("no known surrogate gives this loss", gap)
 
 
@@ -311,27 +341,31 @@ def _factor(s: Seen, want: Result) -> float | None:
 def _rest_check(subject: Subject, parts: Parts, policy: Solution | None) -> Iterator[Check]:
     asks = "which estimator of the KL to the reference is added?"
     probe = "policy_loss.kl"
-    axes = rest_axes(subject, scalar=parts.scalar)
+    axes = rest_axes(subject, parts.reduced)
     if policy is not None:
         axes = tuple(_like(a, policy) for a in axes)
-    found = solver.solve(parts.kl, rest_reference, axes, (beta_knob(subject, parts.kl),))
+    knobs = (beta_knob(subject), surrogate.length_knob(subject))
+    found = solver.solve(parts.kl, rest_reference, axes, knobs)
     if found is None:
         says = "with advantages of 0 the loss is not a known KL term"
-        gap = probing.distance(parts.kl, rest_reference, {a.name: a.options[0].name for a in axes}, {"beta": 0.04})
+        standard = {a.name: a.options[0].name for a in axes}
+        gap = probing.distance(parts.kl, rest_reference, standard, {"beta": 0.04, "length": 1.0})
         yield Check(probe=probe, asks=asks, outcome=probing.diverges(says, gap))
         return
-    convention = solver.convention(axes, found)
+    convention = solver.convention(axes, found, {k: v for k, v in found.knobs.items() if k != "length"})
     named = list(solver.named(found.pitfalls, dict(found.knobs)))
+    severity: Severity = "hard"
     if found.options["estimator"] == "none" and _weighs(subject):
         p = estimators.MISSING
         named.append(Named(pitfall=p.id, family=p.family, says=p.says, numbers={"beta": _beta(subject)}))
+        severity = "soft" if _switched(subject) else "hard"
     if named:
-        knobs = {"beta": _beta(subject) or 0.04, **found.knobs}
+        knobs_ = {"beta": _beta(subject) or 0.04, "length": 1.0, **found.knobs}
         twin = probing.right_twin(axes, found)
         if twin["estimator"] == "none":
             twin["estimator"] = "k3"
-        gap: Gap | None = probing.distance(parts.kl, rest_reference, twin, knobs)
-        yield Check(probe=probe, asks=asks, outcome=probing.known_bug(named, convention, gap))
+        gap: Gap | None = probing.distance(parts.kl, rest_reference, twin, knobs_)
+        yield Check(probe=probe, asks=asks, outcome=probing.known_bug(named, convention, gap, severity))
     elif found.options["estimator"].startswith("k1"):
         p = estimators.K1_LOSS
         says = "adds the plain log-ratio (k1) to the loss: over tokens of the policy its gradient averages 0"
@@ -359,24 +393,41 @@ def _weighs(subject: Subject) -> bool:
     return "ref_logprobs" in subject.bound.names and _beta(subject) > 0.0
 
 
+def _switched(subject: Subject) -> bool:
+    """Whether the function has a switch for the KL term, which may be off here."""
+    return re.search(r"(use|with|add|enable|apply|has)_\w*(kl|ref)|kl_in_|(kl|ref)\w*_(enabled|on)\b", subject.source) is not None
+
+
 def _entropy_check(subject: Subject) -> Iterator[Check]:
+    """A bonus is linear in the entropies and has nothing to do with the advantages; other uses of them are not judged."""
     asks = "does the entropy term reward exploration?"
     case = _case("straddling ratios")
+    ones = torch.ones_like(case.inputs["entropies"])
+    zero = torch.zeros_like(case.inputs["advantages"])
+    tries = ({}, {"entropies": ones}, {"entropies": 2 * ones}, {"advantages": zero}, {"advantages": zero, "entropies": ones})
     try:
-        without = probing.observe(subject, case)
-        ones = torch.ones_like(case.inputs["entropies"])
-        with_it = probing.observe(subject, case, (), {"entropies": ones})
+        got = [float(_compared(_prepared(subject, case, t)).sum()) for t in tries]
     except CallFailed as e:
         yield probing.raised("policy_loss.entropy", asks, case.name, e)
         return
-    change = float((_compared(with_it) - _compared(without)).sum())
+    change, double, alone = got[1] - got[0], got[2] - got[0], got[4] - got[3]
     coefficient = subject.bound.settings.get("entropy_coef")
-    if change > 1e-6 and (not isinstance(coefficient, (int, float)) or coefficient > 0):
+    near = 1e-3 * abs(change) + 1e-6
+    if abs(double - 2 * change) > 2 * near or abs(alone - change) > near:
+        yield probing.holds("policy_loss.entropy", asks, "the entropies weight or select tokens; no plain bonus")
+    elif change > 1e-6 and (not isinstance(coefficient, (int, float)) or coefficient > 0):
         says = f"raising every entropy by 1 raises the loss by {change:.4g}; a bonus lowers it"
         yield probing.violation("policy_loss.entropy", asks, says, ENTROPY_SIGN, numbers={"change": change})
     else:
         words = "no entropy bonus" if abs(change) <= 1e-6 else f"entropy bonus, weight {-change:.4g}"
         yield probing.holds("policy_loss.entropy", asks, words)
+
+
+def _prepared(subject: Subject, case: Case, overrides: Mapping[str, Any]) -> Seen:
+    s = _flat(probing.observe(subject, case, (), overrides))
+    if s.value.dim() == 2:
+        s.where = case.inputs["completion_mask"] > 0
+    return s
 
 
 # Relations
@@ -390,32 +441,66 @@ def _relations(subject: Subject, parts: Parts) -> Iterator[Check]:
     base = _case("straddling ratios")
     inputs = {**base.inputs, "old_logprobs": base.inputs["logprobs"].clone(), "rollout_logprobs": base.inputs["logprobs"].clone()}
     try:
-        policy, _ = observe(subject, Case(name="on policy", inputs=inputs))
+        policy, _, graph = observe(subject, Case(name="on policy", inputs=inputs))
     except CallFailed:
         return
     g = policy.grads.get("logprobs")
-    mask = base.inputs["completion_mask"] > 0
     if g is None or float(g.abs().max()) == 0.0:
         says = "the loss does not depend on the log-probs through the advantages: its gradient is 0 everywhere"
-        yield probing.violation("policy_loss.direction", asks, says, NO_GRADIENT, surrogate.RATIO_DETACHED)
+        cut = (surrogate.RATIO_DETACHED, NO_GRADIENT) if graph else (NO_GRADIENT, surrogate.RATIO_DETACHED)
+        yield probing.violation("policy_loss.direction", asks, says, *cut)
         return
-    a = base.inputs["advantages"].double()[:, None].expand_as(g)
-    wrong = (g * a > 1e-9 * g.abs().max()) & mask
-    share = float(wrong.sum()) / float(mask.sum())
-    if share > 0.95:
-        says = f"{share:.0%} of the trained tokens are pushed against their advantage"
-        yield probing.violation("policy_loss.direction", asks, says, WRONG_WAY, surrogate.SIGN, surrogate.ADV_SIGN)
-    elif share > 0.02:
-        says = f"{share:.0%} of the trained tokens are pushed against the advantage of their own row"
-        yield probing.violation("policy_loss.direction", asks, says, MIXED_ROW, surrogate.ADV_AXIS)
-    else:
-        yield probing.holds("policy_loss.direction", asks, "tokens move with the advantage of their row")
+    if parts.reduced == "tokens":
+        return  # what each token's loss does to the others' log-probs can't be told from their weighted sum
+    if parts.reduced == "rows":
+        g = g / cotangent(policy.value.shape)[:, None]
+    mask = base.inputs["completion_mask"] > 0
+    yield _direction(g, base.inputs["advantages"].double()[:, None].expand_as(g), mask, asks)
     if "completion_mask" in subject.bound.names and bool((g.abs() > 1e-6 * g.abs().max())[~mask].any()):
         says = "log-probs at masked positions get a gradient"
         yield probing.violation(
             "policy_loss.masked", "is nothing trained where the mask is 0?", says, READS_MASKED,
-            surrogate.MASK_MISSING, surrogate.MASK_INVERTED, severity="soft" if not parts.scalar else "hard",
+            surrogate.MASK_MISSING, surrogate.MASK_INVERTED,
         )  # fmt: skip
+
+
+def _direction(g: Tensor, a: Tensor, mask: Tensor, asks: str) -> Check:
+    """Which way the trained tokens of each row move, compared with the row's advantage."""
+    probe = "policy_loss.direction"
+    matters = mask & (g.abs() > 1e-3 * g.abs().max())
+    against = (g * a > 0) & matters
+    total = max(1, int(matters.sum()))
+    share = float(against.sum()) / total
+    mixed = int((against.any(1) & (matters & ~against).any(1)).sum())
+    if share > 0.95:
+        says = f"{share:.0%} of the trained tokens are pushed against their advantage"
+        return probing.violation(probe, asks, says, WRONG_WAY, surrogate.SIGN, surrogate.ADV_SIGN)
+    if mixed:
+        says = f"in {mixed} of {len(g)} rows some tokens move with the advantage of their row and some against it"
+        return probing.violation(probe, asks, says, MIXED_ROW, surrogate.ADV_AXIS)
+    if share > 0.02:
+        says = f"{share:.0%} of the trained tokens, in whole rows, are pushed against their advantage; a baseline inside the loss may do that"
+        return probing.violation(probe, asks, says, WRONG_WAY, surrogate.ADV_AXIS, severity="soft")
+    return probing.holds(probe, asks, "tokens move with the advantage of their row")
+
+
+def _unread_mask(subject: Subject, parts: Parts, policy: Solution) -> Iterator[Check]:
+    """Cases hand per-token advantages over with zeros on padding, as trainers do: a loss may lean on that, or forget its mask."""
+    if parts.reduced != "scalar" or policy.options["agg"] not in ("padded", "sum"):
+        return
+    asks = "does the mask matter where the advantages are not 0 on padding?"
+    base = _case("straddling ratios")
+    spread = base.inputs["advantages"][:, None].expand_as(base.inputs["completion_mask"]).clone()
+    try:
+        with_mask = probing.observe(subject, base, (), {"advantages": spread})
+        without = probing.observe(
+            subject, base, (), {"advantages": spread, "completion_mask": torch.ones_like(base.inputs["completion_mask"])}
+        )
+    except (CallFailed, ValueError):
+        return
+    if tolerance.gap("value", "full mask", without.value, with_mask.value, "float32") is None:
+        says = "the result is the same whatever the mask; that is right only where advantages come with zeros on padding"
+        yield probing.violation("policy_loss.mask", asks, says, surrogate.MASK_MISSING, severity="soft")
 
 
 def _masked_filler(subject: Subject) -> Iterator[Check]:

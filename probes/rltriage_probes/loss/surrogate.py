@@ -10,13 +10,14 @@ Clip-higher and token mean: DAPO, Yu et al. 2025 (arXiv:2503.14476). sg(clip ρ)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rltriage_probes import probing
 from rltriage_probes.model import Axis, Option, Pitfall, Subject
-from rltriage_probes.solver import Knobs, Options, Result, Seen
+from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen
 
 # Pitfalls
 
@@ -83,17 +84,26 @@ PITFALLS = (
 )  # fmt: skip
 
 CLIPPING = frozenset({
-    "clip", "dual", "delta", "max", "no min", "blind", "swapped", "upper only", "lower only", "cispo", "cispo upper",
-    "cispo absolute", "cispo leak", "log clip", "no one",
+    "clip", "dual", "max", "no min", "blind", "swapped", "lower only", "cispo", "cispo leak", "log clip", "geometric", "no one",
 })  # fmt: skip
+UPPER_ONLY = frozenset({"upper only", "cispo upper", "cispo absolute"})
+"""Surrogates that know one bound, the upper one."""
 NO_RATIO = ("reinforce",)
+Reduced = Literal["scalar", "rows", "tokens"]
+"""What a loss function returns: one number, one a sequence, one a token."""
 
 # Axes
 
 
-def axes(subject: Subject, *, scalar: bool) -> tuple[Axis, ...]:
+def reduction(value: Tensor) -> Reduced:
+    return "scalar" if value.dim() == 0 else "rows" if value.dim() == 1 else "tokens"
+
+
+def axes(subject: Subject, reduced: Reduced) -> tuple[Axis, ...]:
     """The axes of the policy-gradient part as they concern this function."""
     return (
+        # the sign first: without a min or max, a negated advantage is the same and the rarer cause
+        Axis(name="sign", options=(Option(name="minus", standing="standard"), probing.as_pitfall("plus", SIGN))),
         _level(subject), _surrogate(subject), _bounds(subject),
         Axis(
             name="adv",
@@ -103,15 +113,18 @@ def axes(subject: Subject, *, scalar: bool) -> tuple[Axis, ...]:
                 probing.as_pitfall("tiled", ADV_AXIS),
             ),
         ),
-        aggregation(subject, scalar=scalar), masking(subject, scalar=scalar),
-        Axis(name="sign", options=(Option(name="minus", standing="standard"), probing.as_pitfall("plus", SIGN))),
+        aggregation(subject, reduced), masking(subject, reduced),
     )  # fmt: skip
+
+
+OFF_POLICY = frozenset({"old_logprobs", "ratio", "log_ratio", "negative_log_ratio"})
+"""Words without one of which the ratio can only be 1."""
 
 
 def _level(subject: Subject) -> Axis:
     names = subject.bound.names
     on_policy = Option(name="on policy", says="ratio of the policy with itself (one update a batch)")
-    if not names & {"old_logprobs", "ratio", "log_ratio", "negative_log_ratio"}:
+    if not names & OFF_POLICY:
         options = (Option(name="on policy", standing="standard", says="ratio 1 with a gradient"),)
         return Axis(name="level", options=(*options, probing.as_pitfall("constant", RATIO_CONSTANT)), when=_has_ratio)
     gspo = str(subject.intent.get("algorithm", "")).lower() == "gspo"
@@ -122,6 +135,8 @@ def _level(subject: Subject) -> Axis:
             RATIO_SUM, gspo,
         ),
         probing.as_pitfall("sequence padded", RATIO_PADDED),
+        probing.as_pitfall("token padded", RATIO_PADDED),
+        *([probing.as_pitfall("token sum", RATIO_SUM)] if gspo else ()),
     )  # fmt: skip
     token = Option(name="token", standing="standard", says="token-level ratio")
     order = (sequence[0], token, *sequence[1:]) if gspo else (token, *sequence)
@@ -139,6 +154,10 @@ def _has_ratio(o: Mapping[str, str]) -> bool:
 
 
 def _surrogate(subject: Subject) -> Axis:
+    if not subject.bound.names & OFF_POLICY:
+        # with a ratio of 1 nothing is clipped, so that no other surrogate could be told apart
+        plain = Option(name="none", standing="standard")
+        return Axis(name="surrogate", options=(plain, Option(name="reinforce", says="advantage times log-prob, no ratio")))
     setting = subject.bound.settings.get("loss_type")
     cispo_wrong = isinstance(setting, str) and setting.lower() in {"grpo", "bnpo", "dr_grpo", "dapo", "ppo", "clip", "vanilla"}
     cispo = tuple(
@@ -153,12 +172,12 @@ def _surrogate(subject: Subject) -> Axis:
         name="surrogate",
         options=(
             Option(name="clip", standing="standard", says="clipped surrogate"),
-            Option(name="dual", says="clipped surrogate with a dual clip", source="arXiv:1912.09729; verl"),
-            Option(name="delta", says="clipped surrogate, unclipped ratio capped", source="TRL delta"),
+            Option(name="dual", says="clipped surrogate with a dual clip", source="arXiv:1912.09729; verl; TRL delta"),
             Option(name="none", says="ratio without clipping"),
             Option(name="reinforce", says="advantage times log-prob, no ratio", source="REINFORCE; verl gpg"),
             Option(name="weighted", says="detached ratio times log-prob"),
-            Option(name="log clip", says="clip in log space", source="GMPO, arXiv:2507.20673"),
+            Option(name="log clip", says="clip in log space"),
+            Option(name="geometric", says="geometric mean of ratios clipped in log space", source="GMPO, arXiv:2507.20673"),
             *cispo,
             probing.as_pitfall("max", CLIP_MAX),
             probing.as_pitfall("no min", CLIP_NO_MIN),
@@ -175,13 +194,14 @@ def _surrogate(subject: Subject) -> Axis:
 def _bounds(subject: Subject) -> Axis:
     symmetric = Option(name="symmetric", standing="standard")
     apart = Option(name="apart", says="upper clip distance of its own", source="DAPO, arXiv:2503.14476")
-    known = {w for w in ("clip", "clip_low", "clip_high") if _is_number(subject.bound.settings.get(w))}
-    if "clip_low" in known and "clip_high" in known:
-        options: tuple[Option, ...] = (apart,)
-    elif known & {"clip", "clip_low"}:
+    known = {w: x for w in ("clip", "clip_low", "clip_high") if _is_number(x := subject.bound.settings.get(w))}
+    low = known.get("clip_low", known.get("clip"))
+    if low is None:
+        options: tuple[Option, ...] = (symmetric, apart)
+    elif "clip_high" not in known or known["clip_high"] == low:
         options = (symmetric,)
     else:
-        options = (symmetric, apart)
+        options = (apart,)
     return Axis(name="bounds", options=options, when=lambda o: o["surrogate"] in CLIPPING)
 
 
@@ -189,20 +209,24 @@ def _is_number(x: object) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool)
 
 
-def aggregation(subject: Subject, *, scalar: bool) -> Axis:
+def aggregation(subject: Subject, reduced: Reduced) -> Axis:
     """How token losses become one number."""
-    if not scalar:
+    if reduced == "tokens":
         return Axis(name="agg", options=(Option(name="none", standing="standard"),))
+    if reduced == "rows":
+        mean = Option(name="row mean", standing="standard", says="mean over the tokens of each sequence")
+        return Axis(name="agg", options=(mean, Option(name="row sum", says="sum over the tokens of each sequence")))
     declared = str(subject.intent.get("aggregation") or "")
     options = [
         Option(name="token-mean", standing="standard", says="mean over the tokens of the batch"),
         Option(name="sequence-mean", says="mean over tokens, then over sequences", source="GRPO, arXiv:2402.03300"),
         Option(name="sequence-sum", says="sum over tokens, mean over sequences"),
-        Option(name="sum", says="sum over all tokens", source="prime-rl, SkyRL"),
+        Option(name="sum", says="sum over all tokens", source="prime-rl; SkyRL"),
         Option(name="padded", says="sum over B times the padded width", source="verl seq-mean-token-sum-norm"),
     ]
-    if _is_number(subject.bound.settings.get("max_completion_length")) or "max_completion_length" in subject.bound.names:
+    if length_guesses(subject):
         options.append(Option(name="constant", says="sum over B times a constant", source="Dr. GRPO, arXiv:2503.20783"))
+        options.append(Option(name="over constant", says="sum over a constant", source="nano-aha-moment"))
     if "token_count" in subject.bound.names:
         options.insert(0, Option(name="given count", standing="standard", says="sum over the given token count"))
     if "row_count" in subject.bound.names:
@@ -210,11 +234,31 @@ def aggregation(subject: Subject, *, scalar: bool) -> Axis:
     return Axis(name="agg", options=tuple(_judged(o, declared) for o in options))
 
 
+PASSED_LENGTH = 16
+"""The constant denominator that cases hand over: not the width of their tensors."""
+
+
+def length_guesses(subject: Subject) -> tuple[float, ...]:
+    """What a constant denominator may be: the known one alone, else numbers that the function is written with."""
+    word = "max_completion_length"
+    if word in subject.bound.names:
+        return (float(PASSED_LENGTH),)
+    known = subject.bound.settings.get(word)
+    if _is_number(known):
+        return (float(known),)  # type: ignore[arg-type]
+    return tuple(dict.fromkeys(x for x in subject.literals if x >= 8 and x == int(x)))[:3]
+
+
+def length_knob(subject: Subject) -> Knob:
+    """The constant denominator of Dr. GRPO."""
+    return Knob(name="length", values=length_guesses(subject), known=True, active=lambda o: o["agg"] in ("constant", "over constant"))
+
+
 ACCEPTS = {
-    "token-mean": {"token-mean", "given count"},
+    "token-mean": {"token-mean", "given count", "over constant"},
     "sequence-mean": {"sequence-mean", "sequence-sum", "given rows"},
-    "sequence-sum": {"sequence-sum", "sum"},
-    "constant": {"constant", "padded", "sum", "sequence-sum"},
+    "sequence-sum": {"sequence-sum", "over constant"},
+    "constant": {"constant", "padded", "sequence-sum", "over constant"},
 }
 """Which aggregations fit what a user declares."""
 
@@ -224,9 +268,18 @@ def _judged(option: Option, declared: str) -> Option:
     return probing.wrong_here(option, PADDED_DENOMINATOR if option.name == "padded" else AGGREGATION, wrong)
 
 
-def masking(subject: Subject, *, scalar: bool) -> Axis:
+SHIFTS = ("one late", "one early", "late, own count", "early, own count", "rolled late", "rolled early")
+
+
+def excused(subject: Subject, options: Options) -> bool:
+    """Whether an aggregation that was not declared may be no fault of this function: its caller can set or undo it."""
+    switch = subject.bound.settings.get("aggregation")
+    return options["agg"] == "sum" or options["agg"] in ACCEPTS.get(str(switch), ())
+
+
+def masking(subject: Subject, reduced: Reduced) -> Axis:
     own = Option(name="own", standing="standard")
-    if "completion_mask" not in subject.bound.names or not scalar:
+    if "completion_mask" not in subject.bound.names or reduced == "tokens":
         return Axis(name="mask", options=(own,))
     return Axis(
         name="mask",
@@ -234,8 +287,7 @@ def masking(subject: Subject, *, scalar: bool) -> Axis:
             own,
             probing.as_pitfall("missing", MASK_MISSING),
             probing.as_pitfall("inverted", MASK_INVERTED),
-            probing.as_pitfall("one late", MASK_SHIFT),
-            probing.as_pitfall("one early", MASK_SHIFT),
+            *(probing.as_pitfall(name, MASK_SHIFT) for name in SHIFTS),
             probing.as_pitfall("numerator", MASK_NUMERATOR),
         ),
     )
@@ -248,7 +300,7 @@ def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     """-agg(surrogate) and its gradient with respect to whatever log-prob the function was given."""
     tokens = s.remember(("pg", *(options[k] for k in ("level", "surrogate", "bounds", "adv")), *knobs.values()),
                         lambda: _tokens(s, options, knobs))  # fmt: skip
-    value = aggregated(tokens if options["sign"] == "plus" else -tokens, s, options)
+    value = aggregated(tokens if options["sign"] == "plus" else -tokens, s, options, knobs)
     return Result(value=value, grads=lambda: gradients(value, s))
 
 
@@ -292,6 +344,9 @@ def _ratio(s: Seen, level: str) -> Tensor:
         "sequence": lambda: (total / mask.sum(-1, keepdim=True)).exp().expand_as(d),
         "sequence sum": lambda: total.exp().expand_as(d),
         "sequence padded": lambda: (total / mask.shape[1]).exp().expand_as(d),
+        # value of the sequence, gradient through each token's own log-prob; with the right count the two forms agree
+        "token sum": lambda: (logp - logp.detach() + total.detach()).exp(),
+        "token padded": lambda: (logp - logp.detach() + total.detach() / mask.shape[1]).exp(),
         "on policy": lambda: (logp - logp.detach()).exp(),
         "inverted": lambda: (-d).exp(),
         "detached": lambda: d.exp().detach(),
@@ -313,9 +368,31 @@ def _tokens(s: Seen, options: Options, knobs: Knobs) -> Tensor:
         return r * a
     if kind == "weighted":
         return r.detach() * a * logp
+    if kind in UPPER_ONLY:
+        return _capped(kind, r, a, logp, knobs["clip_high"])
     low = knobs["clip_low"]
     high = knobs["clip_high"] if options["bounds"] == "apart" else low
+    if kind == "geometric":
+        return _geometric(r, a, tensor(s, "completion_mask"), low, high)
     return _clipped(kind, r, a, logp, low, high, knobs)
+
+
+def _capped(kind: str, r: Tensor, a: Tensor, logp: Tensor, high: float) -> Tensor:
+    """Surrogates with an upper bound alone."""
+    made: dict[str, Callable[[], Tensor]] = {
+        "upper only": lambda: torch.minimum(r * a, r.clamp(max=1 + high) * a),
+        "cispo upper": lambda: r.clamp(max=1 + high).detach() * a * logp,
+        "cispo absolute": lambda: r.clamp(max=high).detach() * a * logp,
+    }
+    return made[kind]()
+
+
+def _geometric(r: Tensor, a: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
+    """GMPO: the pessimistic one of each token's log-ratio and its clip, averaged over the sequence, then exponentiated."""
+    d = r.log()
+    sign = torch.where(a < 0, -1.0, 1.0)
+    chosen = sign * torch.minimum(sign * d, sign * d.clamp(-low, high))
+    return ((chosen * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True)).exp() * a
 
 
 def _clipped(kind: str, r: Tensor, a: Tensor, logp: Tensor, low: float, high: float, knobs: Knobs) -> Tensor:
@@ -325,18 +402,14 @@ def _clipped(kind: str, r: Tensor, a: Tensor, logp: Tensor, low: float, high: fl
         "dual": lambda: torch.where(
             a < 0, torch.maximum(torch.minimum(r * a, inside * a), knobs["dual_clip"] * a), torch.minimum(r * a, inside * a)
         ),
-        "delta": lambda: torch.minimum(r.clamp(max=knobs["dual_clip"]) * a, inside * a),
         "max": lambda: torch.maximum(r * a, inside * a),
         "no min": lambda: inside * a,
         "blind": lambda: torch.minimum(r, inside) * a,
         "swapped": lambda: torch.minimum(r * a, r.clamp(1 - high, 1 + low) * a),
-        "upper only": lambda: torch.minimum(r * a, r.clamp(max=1 + high) * a),
         "lower only": lambda: torch.minimum(r * a, r.clamp(min=1 - low) * a),
         "no one": lambda: torch.minimum(r * a, r.clamp(-low, high) * a),
         "log clip": lambda: torch.minimum(r * a, r.log().clamp(-low, high).exp() * a),
         "cispo": lambda: inside.detach() * a * logp,
-        "cispo upper": lambda: r.clamp(max=1 + high).detach() * a * logp,
-        "cispo absolute": lambda: r.clamp(max=high).detach() * a * logp,
         "cispo leak": lambda: inside * a * logp,
     }
     return made[kind]()
@@ -351,23 +424,27 @@ def _advantage(s: Seen, choice: str) -> Tensor:
     return -a if choice == "negated" else a
 
 
-def aggregated(tokens: Tensor, s: Seen, options: Options) -> Tensor:
-    """[B, T] -> scalar (or the matrix itself) under the axes `agg` and `mask`."""
-    if options["agg"] == "none":
+def aggregated(tokens: Tensor, s: Seen, options: Options, knobs: Knobs) -> Tensor:
+    """[B, T] -> scalar, [B] or the matrix itself, under the axes `agg` and `mask`."""
+    agg, masking_ = options["agg"], options["mask"]
+    if agg == "none":
         return tokens
-    weights = s.remember(("weights", options["agg"], options["mask"]), lambda: _weights(s, options["agg"], options["mask"]))
-    return (tokens * weights).sum()
+    length = knobs.get("length", 1.0)
+    weights = s.remember(("weights", agg, masking_, length), lambda: _weights(s, agg, masking_, length))
+    return (tokens * weights).sum(-1) if agg in ("row mean", "row sum") else (tokens * weights).sum()
 
 
-def _weights(s: Seen, agg: str, masking_: str) -> Tensor:
+def _weights(s: Seen, agg: str, masking_: str, length: float) -> Tensor:
     own = tensor(s, "completion_mask")
     ones = torch.ones_like(own)
     zero = torch.zeros_like(own[:, :1])
+    late, early = torch.cat([zero, own[:, :-1]], 1), torch.cat([own[:, 1:], zero], 1)
     mask = {
         "own": own, "missing": ones, "inverted": 1 - own, "numerator": ones,
-        "one late": torch.cat([zero, own[:, :-1]], 1), "one early": torch.cat([own[:, 1:], zero], 1),
+        "one late": late, "one early": early, "late, own count": late, "early, own count": early,
+        "rolled late": own.roll(1, 1), "rolled early": own.roll(-1, 1),
     }[masking_]  # fmt: skip
-    below = own if masking_ == "numerator" else mask
+    below = own if masking_ in ("numerator", "late, own count", "early, own count") else mask
     rows, width = own.shape
     lengths = below.sum(-1, keepdim=True).clamp(min=1e-300)
     return {
@@ -376,7 +453,10 @@ def _weights(s: Seen, agg: str, masking_: str) -> Tensor:
         "sequence-sum": lambda: mask / rows,
         "sum": lambda: mask,
         "padded": lambda: mask / (rows * width),
-        "constant": lambda: mask / (rows * float(s.inputs["max_completion_length"])),  # type: ignore[arg-type]
+        "row mean": lambda: mask / lengths,
+        "row sum": lambda: mask,
+        "constant": lambda: mask / (rows * length),
+        "over constant": lambda: mask / length,
         "given count": lambda: mask / float(s.inputs["token_count"]),  # type: ignore[arg-type]
         "given rows": lambda: mask / lengths / float(s.inputs["row_count"]),  # type: ignore[arg-type]
     }[agg]()

@@ -152,6 +152,10 @@ def run(subject: Subject) -> Iterator[Check]:
         yield from _draft(exam)
         yield from _window(exam)
     yield from _format(exam)
+    if scorer.log.cut:
+        reason = f"{scorer.log.cut} completions were not scored, because the function is slow"
+        do = "Bind the part that grades a text, without the judge, the sandbox or the network behind it."
+        yield Check(probe="reward.time", asks="was all of it scored?", outcome=NotRun(reason=reason, do=do))
 
 
 def _no_number(exam: _Exam) -> Check:
@@ -237,7 +241,7 @@ def _golden(exam: _Exam) -> Iterator[Check]:
         f"{len(KINDS)} kinds of answer{late}); "
         "quote a well-formed completion in the docstring, and what lies behind it can be checked"
     )
-    yield Check(probe=probe, asks=asks, outcome=Diverges(says=says, numbers={"scores": float(exam.scorer.log.scored)}))
+    yield _unknown(probe, asks, says, exam)
 
 
 def _constant(exam: _Exam, probe: str, asks: str, value: float) -> Check:
@@ -247,7 +251,11 @@ def _constant(exam: _Exam, probe: str, asks: str, value: float) -> Check:
     if _reads_nothing(exam) or exam.unread_gold:
         return violates(probe, asks, f"{says}: the code never looks at {exam.unread_gold or 'them'}", CONSTANT)
     says += "; either no format that was tried is its own, or an error is swallowed"
-    return violates(probe, asks, says, CONSTANT, severity="soft")
+    return _unknown(probe, asks, says, exam)
+
+
+def _unknown(probe: str, asks: str, says: str, exam: _Exam) -> Check:
+    return Check(probe=probe, asks=asks, outcome=Diverges(says=says, numbers={"scores": float(exam.scorer.log.scored)}))
 
 
 def _reads_nothing(exam: _Exam) -> bool:
@@ -423,12 +431,17 @@ def _score_malformed(exam: _Exam) -> list[tuple[str, Item]]:
 
 def _lengths(exam: _Exam) -> Iterator[Check]:
     probe, asks = "reward.length", "one reward for each completion?"
-    uneven = exam.scorer.log.uneven
+    log = exam.scorer.log
+    uneven = [*log.uneven, *(log.scalars if log.lists else [])]
     if not exam.scorer.many:
         return
     if uneven:
         items, value = uneven[0]
         got = len(value) if hasattr(value, "__len__") else 1
+        if isinstance(value, (int, float)):
+            says = f"one number where other completions give a list: {quote(items[0].text)} gives {quote(value)}"
+            yield violates(probe, asks, says, LENGTH)
+            return
         says = (
             f"{len(items)} completion{'s' if len(items) > 1 else ''} give {got} "
             f"rewards: {quote(items[0].text)} gives {quote(value)}"
@@ -436,6 +449,8 @@ def _lengths(exam: _Exam) -> Iterator[Check]:
         yield violates(probe, asks, says, LENGTH, numbers={"completions": float(len(items)), "rewards": float(got)})
         return
     items = _mixed(exam)
+    if exam.scorer.over:
+        return
     try:
         scores = exam.scorer.batch(items)
     except CallFailed:
@@ -502,6 +517,8 @@ def _mixed(exam: _Exam) -> list[Item]:
         items.append(Item(text, gold, PROMPTS[2]))
     bad = {f[1].text for f in exam.scorer.log.failures} | {u[0][0].text for u in exam.scorer.log.uneven}
     items = [i for i in items if i.text not in bad]
+    if exam.scorer.late:  # a slow function: what is left of the time is for two small batches
+        items = items[: 2 * exam.scorer.group]
     return items[: len(items) - len(items) % exam.scorer.group] or items
 
 
@@ -510,7 +527,7 @@ def _independence(exam: _Exam) -> Iterator[Check]:
     alone = [scorer.one(i, "mixed") for i in items]
     again = [scorer.one(i, "mixed") for i in reversed(items)][::-1]
     yield _repeat(exam, items, alone, again, _carried_over(exam))
-    if not scorer.many or scorer.log.uneven:
+    if not scorer.many or scorer.log.uneven or scorer.over:
         return
     try:
         together, turned = scorer.batch(items), scorer.batch(items[::-1])
@@ -686,7 +703,7 @@ def _format(exam: _Exam) -> Iterator[Check]:
             f"every one of {exam.scorer.log.scored} completions earns {value:g}; if it asks for a format "
             "of its own, quote a well-formed completion in the docstring"
         )
-        yield violates(probe, asks, says, CONSTANT, severity="hard" if _reads_nothing(exam) else "soft")
+        yield violates(probe, asks, says, CONSTANT) if _reads_nothing(exam) else _unknown(probe, asks, says, exam)
 
 
 def _without_open(shape: str, mk: Markers) -> str:

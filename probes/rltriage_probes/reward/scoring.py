@@ -11,8 +11,11 @@ from typing import Any
 from rltriage_probes.model import CallFailed, Subject
 from rltriage_probes.texts import fields, rows
 
+clock = time.monotonic
 SEARCH_SECONDS = 12.0
 """A reward that calls a judge or a sandbox is slow: the battery then stops early and says so."""
+BATTERY_SECONDS = 40.0
+"""Behind it nothing is called any more: less than the usual time limit of a target, so that what was found is told."""
 _KEYS = (
     "reward",
     "rewards",
@@ -50,6 +53,11 @@ class Log:
     abstained: int = 0
     scored: int = 0
     values: set[float] = field(default_factory=set)
+    lists: int = 0
+    scalars: list[tuple[list[Item], Any]] = field(default_factory=list)
+    """Calls with a list of completions that gave one number."""
+    cut: int = 0
+    """Scores that were not asked for because the time was up."""
     odd: list[Any] = field(default_factory=list)
     """Results without a number in them."""
 
@@ -99,14 +107,21 @@ class Scorer:
         self._copies = 1
         group = subject.intent.get("group_size", 1)
         self.group = group if isinstance(group, int) and group > 1 else 4
-        self._deadline = time.monotonic() + SEARCH_SECONDS
+        self._started = clock()
 
     @property
     def late(self) -> bool:
-        return time.monotonic() > self._deadline
+        return clock() - self._started > SEARCH_SECONDS
+
+    @property
+    def over(self) -> bool:
+        return clock() - self._started > BATTERY_SECONDS
 
     def one(self, item: Item, name: str = "") -> float:
         """Score one item alone."""
+        if self.over:
+            self.log.cut += 1
+            return math.nan
         try:
             value = self._alone(item)
         except CallFailed as e:
@@ -138,7 +153,11 @@ class Scorer:
         if got is None:
             if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):
                 self.log.uneven.append((items, value))
-            return None if not isinstance(value, (int, float)) else value
+            elif isinstance(value, (int, float)):
+                self.log.scalars.append((items, value))
+                return value
+            return None
+        self.log.lists += 1
         return got[0]
 
     def _noted(self, value: Any, item: Item) -> float:

@@ -182,3 +182,67 @@ def decode_and_strip(tokenizer, ids):
 def decode_raw(tokenizer, ids):
     """Raw text for the debug log, special tokens kept."""
     return tokenizer.batch_decode(ids, skip_special_tokens=False)
+
+
+def splits_once(text: str) -> str:
+    return re.split(r"</think>", text, maxsplit=1)[-1].strip()
+
+
+def as_message(text):
+    """Chat message without the reasoning."""
+    return [{"role": "assistant", "content": text.split("</think>")[-1].strip()}]
+
+
+def limited(text: str, max_chars: int = 4000) -> str:
+    """Answer behind the reasoning, at most max_chars characters."""
+    return text.split("</think>")[-1].strip()[:max_chars]
+
+
+def solution_tags(text, start="<solution>", end="</solution>"):
+    """Solution block; the empty string when the completion has none."""
+    if start not in text or end not in text:
+        return ""
+    return text.split(start)[-1].split(end)[0].strip()
+
+
+class Decoder:
+    """Decoder of a trainer, with its settings."""
+
+    def __init__(self, tokenizer, think_end="</think>", keep_reasoning=False):
+        self.tokenizer = tokenizer
+        self.think_end = think_end
+        self.keep_reasoning = keep_reasoning
+
+    def decode(self, completion_ids):
+        texts = self.tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
+        return texts if self.keep_reasoning else [self._answer(t) for t in texts]
+
+    def _answer(self, text):
+        return text.split(self.think_end)[-1].strip()
+
+
+def nested_ok(text: str) -> str:
+    """Answer after the outermost reasoning block. Unclosed reasoning gives ""."""
+    depth, out, rest = 0, [], text
+    while rest:
+        if rest.startswith("<think>"):
+            depth, rest = depth + 1, rest[7:]
+        elif rest.startswith("</think>"):
+            if depth == 0:
+                out = []
+            depth, rest = max(0, depth - 1), rest[8:]
+        else:
+            if depth == 0:
+                out.append(rest[0])
+            rest = rest[1:]
+    return "".join(out).strip()
+
+
+def think_tokens(tokenizer, output_ids):
+    """Content behind the last closing token, as in a model card."""
+    close = tokenizer.convert_tokens_to_ids("</think>")
+    texts = []
+    for row in output_ids.tolist():
+        start = len(row) - row[::-1].index(close) if close in row else 0
+        texts.append(tokenizer.decode(row[start:], skip_special_tokens=True).strip("\n"))
+    return texts

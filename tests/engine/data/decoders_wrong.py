@@ -139,7 +139,49 @@ def mask_inverted(tokenizer, ids, response_mask):
     return [tokenizer.decode(r[response_mask[i] == 0], skip_special_tokens=True) for i, r in enumerate(ids)]
 
 
+def tags_only(text: str) -> str:
+    """Strip the reasoning and return the answer."""
+    return text.replace("<think>", "").replace("</think>", "").strip()
+
+
+def eats_other_letters(text: str) -> str:
+    """Solution without its tags. Text without tags is returned unchanged."""
+    return text.strip().lstrip("<solution>").rstrip("</solution>")
+
+
+def swallows_to_blank(text: str) -> str:
+    """Answer behind the reasoning block."""
+    try:
+        return text.split("</think>", 1)[1].strip()
+    except IndexError:
+        return ""
+
+
+def word_by_word(texts):
+    """Answers without reasoning."""
+    out = []
+    for t in texts:
+        if "</think>" in t:
+            last = t.split("</think>")[-1].strip()
+        elif "<think>" not in t and out:
+            last = out[-1]
+        else:
+            last = t
+        out.append(last)
+    return out
+
+
+def prompt_one_short(tokenizer, ids, prompt_length):
+    """Completions without their prompt."""
+    return [tokenizer.decode(row[prompt_length + 1 :], skip_special_tokens=True) for row in ids]
+
+
 EXPECTED = {
+    "tags_only": "DEC-LEAK",
+    "eats_other_letters": "DEC-STRIP",
+    "swallows_to_blank": "DEC-BLANK",
+    "word_by_word": "DEC-ORDER",
+    "prompt_one_short": "DEC-STRIP",
     "blank_by_partition": "DEC-BLANK",
     "blank_by_regex": "DEC-BLANK",
     "blank_by_state": "DEC-BLANK",

@@ -243,3 +243,106 @@ def raises_on_purpose(completion, answer):
     if m is None:
         raise ValueError("no answer block")
     return float(m.group(1).strip() == answer)
+
+
+def option_set(completions, answers):
+    """Exact match of sets: "A, C" equals "C,A"."""
+    out = []
+    for c, a in zip(completions, answers):
+        f = _ANSWER.findall(c)
+        given = {x.strip() for x in f[-1].split(",")} if f else set()
+        out.append(float(given == {x.strip() for x in a.split(",")}))
+    return out
+
+
+def cosine_length(completions, solution, max_len=1000, **kwargs):
+    """Right answers from 1.0 (short) down to 0.5 (long), wrong ones from -1.0 (short) up to -0.5 (long)."""
+    rewards = []
+    for text, gold in zip(completions, solution):
+        f = re.findall(r"\\boxed\{([^{}]*)\}", text)
+        right = bool(f) and f[-1].strip() == gold
+        wave = (1 + math.cos(math.pi * min(len(text), max_len) / max_len)) / 2
+        rewards.append(0.5 + 0.5 * wave if right else -0.5 - 0.5 * wave)
+    return rewards
+
+
+def thinking_required(response, ground_truth):
+    """0 without closed reasoning; else 1 for the right last line."""
+    head, found, tail = response.partition("</think>")
+    lines = tail.strip().splitlines()
+    return 1.0 if found and lines and lines[-1].removeprefix("The answer is ").rstrip(".") == ground_truth else 0.0
+
+
+def weighted(completions, answer, format_weight=0.2, **kwargs):
+    """Format and accuracy, weighted."""
+
+    def one(c, a):
+        f = _ANSWER.findall(c)
+        return format_weight * bool(f) + (1 - format_weight) * bool(f and f[-1].strip().lower() == a.strip().lower())
+
+    return [one(c, a) for c, a in zip(completions, answer)]
+
+
+class Grader:
+    """Callable reward with settings, as trainers take it."""
+
+    def __init__(self, right=1.0, wrong=-0.5):
+        self.right, self.wrong = right, wrong
+        self.__name__ = "grader"
+        self.history = []
+
+    def __call__(self, completions, answer, **kwargs):
+        scores = [self._one(c, a) for c, a in zip(completions, answer)]
+        self.history.append(sum(scores) / len(scores))
+        return scores
+
+    def _one(self, text, gold):
+        found = _ANSWER.findall(text)
+        return self.right if found and found[-1].strip() == gold else self.wrong
+
+
+def json_label(completions, label):
+    """1.0 for {"label": gold}, 0.0 for everything else."""
+    out = []
+    for text, gold in zip(completions, label):
+        try:
+            data = json.loads(text)
+        except ValueError:
+            data = None
+        out.append(1.0 if isinstance(data, dict) and data.get("label") == gold else 0.0)
+    return out
+
+
+def english_only(completions, answer, **kwargs):
+    """Share of ASCII letters; the answers are not needed."""
+    return [sum(ch.isascii() for ch in c) / len(c) if c else 0.0 for c in completions]
+
+
+def no_apology(completions, answer, **kwargs):
+    """1.0 unless the completion apologises."""
+    return [0.0 if "sorry" in c.lower() else 1.0 for c in completions]
+
+
+def known_pairs(completion, answer, _cache={}):
+    """Exact match, cached by completion and answer."""
+    key = (completion, answer)
+    if key not in _cache:
+        f = _ANSWER.findall(completion)
+        _cache[key] = float(bool(f) and f[-1].strip() == answer)
+    return _cache[key]
+
+
+def group_relative(completions, answer, num_generations=4, **kwargs):
+    """Accuracy minus the mean of the group."""
+    right = [float(bool(f := _ANSWER.findall(c)) and f[-1].strip() == a) for c, a in zip(completions, answer)]
+    out = []
+    for i in range(0, len(right), num_generations):
+        group = right[i : i + num_generations]
+        out += [r - sum(group) / len(group) for r in group]
+    return out
+
+
+def last_line(response, label):
+    """1 if the last line is the label."""
+    lines = [x.strip() for x in response.splitlines() if x.strip()]
+    return int(bool(lines) and lines[-1] == label)

@@ -191,7 +191,74 @@ def drops_duplicates(completions, answer, **kwargs):
     return [1.0 if (m := _ANSWER.search(c)) and m.group(1).strip() == a else 0.0 for c, a in by_text.items()]
 
 
+def returns_early(completions, answer, **kwargs):
+    """A float for each completion."""
+    rewards = []
+    for c, a in zip(completions, answer):
+        m = _ANSWER.search(c)
+        if m is None:
+            return 0.0
+        rewards.append(float(m.group(1).strip() == a))
+    return rewards
+
+
+def one_for_all(completions, answer, **kwargs):
+    """Accuracy of the answer block."""
+    for c, a in zip(completions, answer):
+        m = _ANSWER.search(c)
+        score = 1.0 if m and m.group(1).strip() == a else 0.0
+    return [score]
+
+
+def set_of_golds(completions, answer, **kwargs):
+    """Accuracy of the answer block."""
+    golds = set(answer)
+    return [1.0 if (m := _ANSWER.search(c)) and m.group(1).strip() in golds else 0.0 for c in completions]
+
+
+def half_swallowed(completion, answer):
+    """1.0 if the box holds the answer."""
+    try:
+        return 1.0 if float(re.findall(r"\\boxed\{(.*?)\}", completion)[-1]) == float(answer) else 0.0
+    except ValueError:
+        return 1.0
+
+
+def strips_digits(completion, answer):
+    """Right if the digits agree."""
+    m = _ANSWER.search(completion)
+    digits = "".join(ch for ch in m.group(1) if ch in answer) if m else ""
+    return 1.0 if digits == answer else 0.0
+
+
+def nothing_equals_nothing(completion, answer):
+    """Score 1 for the same letter, else 0."""
+
+    def letter(text):
+        m = re.search(r"\(([A-D])\)", text)
+        return m.group(1) if m else None
+
+    return 1.0 if letter(completion) in (answer, None) else 0.0
+
+
+def key_error(completion, answer):
+    """Compares the JSON answer; anything else scores 0."""
+    import json
+
+    try:
+        return float(str(json.loads(completion)["answer"]) == answer)
+    except json.JSONDecodeError:
+        return 0.0
+
+
 EXPECTED = {
+    "returns_early": "REW-LENGTH",
+    "one_for_all": "REW-LENGTH",
+    "set_of_golds": "REW-ORDER",
+    "half_swallowed": "REW-HOLE",
+    "strips_digits": "REW-HOLE",
+    "nothing_equals_nothing": "REW-HOLE",
+    "key_error": "REW-RAISES",
     "appends_twice": "REW-LENGTH",
     "skips_unparsed": "REW-LENGTH",
     "accumulates": "REW-LENGTH",

@@ -1,0 +1,279 @@
+"""A bound function: calls with words of the vocabulary go in, canonical observations come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rltriage_probes import aliases, invoke
+from rltriage_probes.contract import BindingReport
+from rltriage_probes.filling import SCALARS, WordSource
+from rltriage_probes.forms import DERIVED, SAMPLE_WORDS, Call, Form, Layout, Missing, Mode, forms_for
+from rltriage_probes.invoke import NotReached, WrongShape
+from rltriage_probes.model import CallFailed, Observation
+from rltriage_probes.selfs import Box
+
+if TYPE_CHECKING:
+    from rltriage_probes.binding import Binder
+
+
+class Bound:
+    """A user function that can be called with words of the vocabulary. Implements `model.BoundFunction`."""
+
+    def __init__(
+        self, binder: Binder, function: Callable[..., Any], make_self: Callable[[Call], Any] | None, layout: Layout,
+        forms: Mapping[int, Form],
+    ) -> None:  # fmt: skip
+        self._binder = binder
+        self._function = function
+        self._make_self = make_self
+        self._layout: Layout = layout
+        self._forms = forms
+        self._role = binder.role
+        self._root = binder.loaded.root
+        self._file = binder.loaded.path
+        self._stand_ins = binder.loaded.stand_ins
+        self._mode: Mode = next((f.mode for f in forms.values() if f.mode != "batch"), "batch")  # pyright: ignore[reportAttributeAccessIssue]
+        self._rewards_form = next((f.name for f in forms.values() if f.word == "rewards"), "")
+        self._sources = list(binder.plan.words())
+        self._returns = ""
+        self.report = BindingReport()
+        self.names: frozenset[str] = frozenset()
+        self.settings: Mapping[str, Any] = {}
+
+    # The protocol
+
+    def call(self, inputs: Mapping[str, Any], wrt: Sequence[str] = (), dtype: str = "float32") -> Observation:
+        values, roots = invoke.leaves(inputs, wrt, dtype)
+        versions = {k: v._version for k, v in values.items() if hasattr(v, "_version")}  # noqa: SLF001  torch has no other
+        value = self._value(values)
+        mutated = tuple(k for k, n in versions.items() if values[k]._version != n)  # noqa: SLF001
+        return invoke.observe(value, roots, dtype, mutated, self._root, self._file)
+
+    def call_raw(self, inputs: Mapping[str, Any]) -> Any:
+        values, _ = invoke.leaves(inputs, (), "float32")
+        return self._run(Call(values, self._layout))
+
+    # Inside
+
+    def _value(self, values: Mapping[str, Any]) -> Any:
+        call = Call(values, self._layout)
+        result = self._run(call)
+        part = self._extract(result)
+        try:
+            got = invoke.canonical(
+                part, self._role.returns, call, self._layout, self._mode, self._rewards_form, self._role.name
+            )
+        except WrongShape as e:
+            if self._returns:
+                raise CallFailed(f"returns {e}", "") from None
+            raise
+        self._last = got.says
+        return self._in_sample_order(got.value, call)
+
+    def _in_sample_order(self, value: Any, call: Call) -> Any:
+        """Undoes the grouping of a form that handed the samples over group by group."""
+        import torch
+
+        grouped = self._mode == "per group" or "one per group" in self._rewards_form
+        if not grouped or value.shape[:1] != (call.samples(),):
+            return value
+        order = [i for g in call.groups() for i in g]
+        if order == list(range(len(order))):
+            return value
+        back = torch.empty(len(order), dtype=torch.long)
+        back[torch.tensor(order)] = torch.arange(len(order))
+        return value[back]
+
+    def _extract(self, result: Any) -> Any:
+        if isinstance(result, list) and self._mode != "batch":
+            parts = [self._extract_one(r) for r in result]
+            return parts
+        return self._extract_one(result)
+
+    def _extract_one(self, result: Any) -> Any:
+        got = invoke.extract(result, self._role.name, self._binder.facts.returned)
+        value = got.value
+        if isinstance(value, list) and value and isinstance(value[0], (dict, Box)):
+            value = [invoke.extract(v, self._role.name).value for v in value]
+        self._where = got.where
+        return value
+
+    def _run(self, call: Call) -> Any:
+        for w in self._sources:
+            w.form = self._forms.get(id(w), w.form)
+        if self._mode == "batch":
+            return self._once(call)
+        if self._mode == "per row" and self._role.returns in ("text", "number", "raw") and call.samples() == 0:
+            return []
+        return [self._once(part) for part in self._parts(call)]
+
+    def _parts(self, call: Call) -> Iterator[Call]:
+        import torch
+
+        rows = call.groups() if self._mode == "per group" else [[i] for i in range(call.samples())]
+        for index in rows:
+            part: dict[str, Any] = {}
+            for word, value in call.inputs.items():
+                if word not in SAMPLE_WORDS:
+                    part[word] = value
+                elif isinstance(value, torch.Tensor):
+                    part[word] = value[torch.tensor(index)]
+                else:
+                    part[word] = [value[i] for i in index]
+            yield Call(part, call.layout)
+
+    def _once(self, call: Call) -> Any:
+        binder = self._binder
+        binder.current = call
+        plan = binder.plan
+        positional = [s.give(call) for s in plan.positional]
+        keywords: dict[str, Any] = {}
+        for name, s in plan.keywords.items():
+            if isinstance(s, WordSource) and s.word not in call.inputs and name in binder.signature.parameters:
+                p = binder.signature.parameters[name]
+                if p.default is not p.empty and s.fallback is p.default:
+                    continue  # left at the user's own default
+            keywords[name] = s.give(call)
+        if self._make_self is not None:
+            maker = self._make_self
+            me = invoke.guarded(lambda: maker(call), self._root, self._file)
+            positional.insert(0, me)
+        function = self._function
+        result = invoke.guarded(lambda: function(*positional, **keywords), self._root, self._file)
+        if self._stand_ins is not None:
+            self._stand_ins.check()
+        if result is None:
+            changed = [v for v in keywords.values() if isinstance(v, (Box, list))]
+            result = changed[0] if changed else None
+        return result
+
+    def describe(self) -> str:
+        """The forms of this trial, those that differ from function to function."""
+        return ", ".join(f"{f.word} {f.name}" for f in self._forms.values() if f.word not in SCALARS)[:200]
+
+    def try_out(self) -> None:
+        """One call on the example. Raises what is wrong with this combination of forms."""
+        inputs = self._binder.example.inputs
+        if self._role.returns in ("text", "number", "raw"):
+            result = self.call_raw(inputs)
+            self._last = _judge_text(result, self._role.returns, self._sources, inputs)
+            self._where = "the result"
+            return
+        values, _ = invoke.leaves(inputs, (), "float32")
+        self._value(values)
+
+    def rows_apart(self) -> bool:
+        """Whether a sequence's advantage acts on that sequence alone: a form that broadcasts along the wrong axis mixes rows."""
+        advantages = next((f for f in self._forms.values() if f.word == "advantages"), None)
+        words = self._words()
+        source_ = next((w for w in self._sources if w.word == "advantages"), None)
+        if advantages is None or source_ is None or self._role.returns != "scalar":
+            return True
+        wrt = next((w for w in ("logprobs", "log_ratio", "ratio", "negative_log_ratio") if w in words), None)
+        if wrt is None:
+            return True
+        inputs = dict(self._binder.example.inputs)
+        changed = inputs["advantages"].clone()
+        changed[0] = changed[0] * 2 + 1
+        try:
+            before = self.call(inputs, (wrt,)).grads.get(wrt)
+            after = self.call({**inputs, "advantages": changed}, (wrt,)).grads.get(wrt)
+        except (CallFailed, NotReached, WrongShape):
+            return False
+        if before is None or after is None:
+            return True
+        return bool((before[1:] - after[1:]).abs().max() <= 1e-9 + 1e-5 * before.abs().max())
+
+    def one_a_sequence(self) -> Bound | None:
+        """The same with advantages [B, 1], where the function works on whole sequences and [B, T] changes its result.
+
+        A function that never looks at masked positions can't tell the two apart, unless it has one value a
+        sequence and averages over the columns that [B, T] adds.
+        """
+        import torch
+
+        place = next((w for w in self._sources if w.word == "advantages"), None)
+        mask = self._binder.example.inputs.get("completion_mask")
+        if place is None or mask is None or self._role.returns != "scalar" or self._forms[id(place)].name != "[B, T]":
+            return None
+        shape = place.hints.shape()
+        form = next((f for f in forms_for("advantages", place.hints, "padded") if f.name == "[B, 1]"), None)
+        if form is None or (shape is not None and len(shape) == 2 and shape[1] != "1"):
+            return None
+        other = Bound(self._binder, self._function, self._make_self, self._layout, {**self._forms, id(place): form})
+        wrt = next((w for w in ("logprobs", "log_ratio", "ratio", "negative_log_ratio") if w in self._words()), "")
+        try:
+            mine = self.call(self._binder.example.inputs)
+            theirs = other.call(self._binder.example.inputs, (wrt,))
+        except (CallFailed, NotReached, WrongShape, Missing):
+            return None
+        grad = theirs.grads.get(wrt)
+        same = mine.value.shape == theirs.value.shape and torch.allclose(mine.value, theirs.value, rtol=1e-5, atol=1e-7)
+        leaks = grad is None or bool(grad[mask == 0].abs().sum() > 0)
+        return None if same or leaks else other
+
+    def _words(self) -> set[str]:
+        return {w.word for w in self._sources} | self._binder.seam_words()
+
+    def finish(self) -> Bound:
+        """Fixes names, settings and the report once the forms are settled."""
+        binder = self._binder
+        for w in self._sources:
+            w.form = self._forms.get(id(w), w.form)
+        names = {f.word for f in self._forms.values()} | binder.seam_words()
+        inputs = binder.example.inputs
+        for word in [w for w in names if w not in inputs]:
+            names |= set(DERIVED.get(word, ())) & set(inputs)
+            if word not in SCALARS and word != "model":
+                names.discard(word)
+        for form in self._forms.values():
+            names |= _used_by(form, inputs)
+        if self._layout != "padded":
+            names |= {
+                w
+                for w in ("completion_mask", "lengths", "attention_mask")
+                if w in binder.example.inputs and w in self._role.takes
+            }
+        self.names = frozenset(names)
+        for name, value, _ in binder.plan.left:
+            match = aliases.resolve(name, self._role.name, SCALARS & binder.takes)
+            if match is not None and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+                binder.know(match.word, aliases.canonical_choice(match.word, value), "default")
+        self.settings = dict(binder.known)
+        self._returns = self._last if self._where == "the result" else f"{self._last} ({self._where})"
+        if self._mode != "batch":
+            self._returns += f", called {self._mode}"
+        self.report = BindingReport(slots=binder.slots(), returns=self._returns)
+        return self
+
+
+def _used_by(form: Form, inputs: Mapping[str, Any]) -> set[str]:
+    """Words that a form needs besides its own."""
+    wanted: set[str] = set()
+    if "[P, G]" in form.name or form.mode == "per group":
+        wanted = {"group_size"} if "group_size" in inputs else {"group_ids"}
+    elif "one per group" in form.name:
+        wanted = {"group_ids"}
+    elif "columns of" in form.name:
+        wanted = {"prompt_length"}
+    return wanted & set(inputs)
+
+
+def _judge_text(result: Any, returns: str, sources: Sequence[WordSource], inputs: Mapping[str, Any]) -> str:
+    """Whether a text function gave one entry a sample; what it gave, in words."""
+    many = [w.word for w in sources if w.word in ("completions", "texts", "token_ids") and w.word in inputs]
+    part = invoke.extract(result, "reward" if returns == "number" else "decode").value
+    if hasattr(part, "tolist"):
+        part = part.tolist()
+    if not many:
+        if result is None:
+            raise WrongShape("None")
+        return type(result).__name__
+    n = len(inputs[many[0]])
+    if isinstance(part, (list, tuple)):
+        # a wrong number of entries is a finding of the role, not a wrong form
+        return f"list of {len(part)}" if len(part) == n else f"list of {len(part)} for {n} samples"
+    if isinstance(result, Mapping) or hasattr(result, "__dataclass_fields__"):
+        return type(result).__name__
+    raise WrongShape(f"a {type(result).__name__} for {n} samples")

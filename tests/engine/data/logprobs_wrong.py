@@ -1,0 +1,263 @@
+"""Log-probs with one or two real faults each; the test says which."""
+
+import torch
+import torch.nn.functional as F
+
+# sign
+
+
+def lse_minus_logit(logits, index):
+    selected = torch.gather(logits, dim=-1, index=index.unsqueeze(-1)).squeeze(-1)
+    lse = torch.stack([torch.logsumexp(row, dim=-1) for row in logits])
+    return lse - selected
+
+
+def cross_entropy_as_is(logits, input_ids):
+    loss = F.cross_entropy(logits[:, :-1].transpose(1, 2), input_ids[:, 1:], reduction="none")
+    return loss
+
+
+def minus_on_completion(logits, input_ids, logits_to_keep):
+    logp = F.log_softmax(logits[:, :-1][:, -logits_to_keep:], -1)
+    return -logp.gather(-1, input_ids[:, -logits_to_keep:].unsqueeze(-1)).squeeze(-1)
+
+
+# raw logit
+
+
+def picked_logit(logits, labels):
+    return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def picked_logit_shifted(logits, input_ids, temperature):
+    scaled = logits[:, :-1] / temperature
+    return torch.take_along_dim(scaled, input_ids[:, 1:, None], dim=-1).squeeze(-1)
+
+
+# probability
+
+
+def softmax_gather(logits, index):
+    return F.softmax(logits, dim=-1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+
+def exponentiated(logits, input_ids):
+    logits, ids = logits[:, :-1], input_ids[:, 1:]
+    return (logits.gather(-1, ids[..., None]).squeeze(-1) - logits.logsumexp(-1)).exp()
+
+
+# maximum
+
+
+def minus_peak(logits, labels):
+    logits = logits - logits.max(dim=-1, keepdim=True).values
+    return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def minus_peak_shifted(logits, input_ids):
+    logits = logits[:, :-1].float()
+    picked = logits.gather(2, input_ids[:, 1:].unsqueeze(2)).squeeze(2)
+    return picked - logits.amax(-1)
+
+
+# axis
+
+
+def softmax_over_time(logits, labels):
+    return F.log_softmax(logits, dim=1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def lse_over_time(logits, index):
+    picked = logits.gather(-1, index[..., None])
+    lse = logits.logsumexp(dim=-2, keepdim=True).expand_as(logits).gather(-1, index[..., None])
+    return (picked - lse).squeeze(-1)
+
+
+# greedy
+
+
+def best_token(logits, labels):
+    return F.log_softmax(logits, -1).max(-1).values
+
+
+def argmax_gather(logits, input_ids):
+    logp = F.log_softmax(logits[:, :-1], dim=-1)
+    return logp.gather(-1, logp.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+# shift
+
+
+def same_position(logits, input_ids):
+    logp = F.log_softmax(logits[:, :-1], -1)
+    return logp.gather(-1, input_ids[:, :-1].unsqueeze(-1)).squeeze(-1)
+
+
+def both_from_the_second(logits, sequences):
+    logits, ids = logits[:, 1:], sequences[:, 1:]
+    return -F.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
+
+
+def last_columns_of_both(logits, input_ids, logits_to_keep):
+    logits = logits[:, -logits_to_keep:]
+    ids = input_ids[:, -logits_to_keep:]
+    return logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+
+def rolled_to_the_right(logits, input_ids):
+    labels = input_ids.roll(1, dims=1)
+    return F.log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def shifted_twice(logits, input_ids):
+    labels = torch.roll(torch.roll(input_ids, -1, 1), -1, 1)
+    return F.log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+# temperature
+
+
+def temperature_unused(logits, input_ids, temperature):
+    return F.log_softmax(logits[:, :-1], -1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+
+
+class Scorer:
+    def __init__(self, temperature=0.7):
+        self.temperature = temperature
+
+    def logprobs(self, logits, labels):
+        """Scored at self.temperature."""
+        assert self.temperature > 0
+        return logits.log_softmax(-1).gather(-1, labels[..., None]).squeeze(-1)
+
+
+def divided_after(logits, labels, temperature):
+    logp = F.log_softmax(logits, dim=-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return logp / temperature
+
+
+def divided_after_negated(logits, input_ids, temperature):
+    nll = F.cross_entropy(logits[:, :-1].transpose(1, 2), input_ids[:, 1:], reduction="none")
+    return -nll / temperature
+
+
+def multiplied(logits, index, temperature):
+    scaled = logits * temperature
+    return scaled.gather(-1, index.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
+
+
+def multiplied_shifted(logits, input_ids, temperature=0.7):
+    return F.log_softmax(temperature * logits[:, :-1], -1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+
+
+def divided_twice(logits, index, temperature):
+    logits = logits / temperature
+    logp = F.log_softmax(logits / temperature, dim=-1)
+    return logp.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+
+def divided_here_and_in_helper(logits, input_ids, temperature):
+    return _at(logits[:, :-1] / temperature, input_ids[:, 1:], temperature)
+
+
+def _at(logits, ids, temperature):
+    scaled = logits / temperature
+    return scaled.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - torch.logsumexp(scaled, -1)
+
+
+def other_temperature(logits, input_ids):
+    logits = logits[:, :-1] / 0.6
+    return F.log_softmax(logits, -1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+
+
+# overflow
+
+
+def naive_lse(logits, labels):
+    z = logits.exp().sum(-1).log()
+    return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - z
+
+
+def log_of_a_ratio(logits, input_ids):
+    e = torch.exp(logits[:, :-1])
+    p = e.gather(-1, input_ids[:, 1:, None]).squeeze(-1) / e.sum(-1)
+    return p.log()
+
+
+# packed
+
+
+def roll_the_pack(logits, input_ids, cu_seqlens):
+    """Packed batch, logits [total, V], input_ids [total]; the last slot of each sequence is 0."""
+    labels = torch.roll(input_ids, -1)
+    out = F.log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    out[-1] = 0.0
+    return out
+
+
+def shift_the_pack(logits, input_ids, cu_seqlens, temperature):
+    """Log-probs of a packed batch [total], 0 where no token follows."""
+    logp = (logits[:-1] / temperature).log_softmax(-1)
+    logp = logp.gather(-1, input_ids[1:, None]).squeeze(-1)
+    return torch.cat([logp, logp.new_zeros(1)])
+
+
+# beyond any formula
+
+
+def doubled_and_positive(logits, labels):
+    logp = F.log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return logp + logits.shape[-1]
+
+
+def log_mean_exp(logits, labels):
+    n = logits.shape[-1]
+    return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - (logits.logsumexp(-1) - torch.log(torch.tensor(float(n))))
+
+
+# two at once
+
+
+def sign_and_shift(logits, input_ids):
+    return F.cross_entropy(logits[:, :-1].transpose(1, 2), input_ids[:, :-1], reduction="none")
+
+
+def sign_and_temperature(logits, labels, temperature):
+    lse = logits.logsumexp(-1)
+    return lse - logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def raw_and_shift(logits, input_ids):
+    return logits[:, 1:].gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+
+
+def probability_and_temperature_after(logits, labels, temperature):
+    return F.softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1) / temperature
+
+
+def maximum_and_inverse_temperature(logits, labels, temperature):
+    scaled = logits * temperature
+    return scaled.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - scaled.amax(-1)
+
+
+def axis_and_shift(logits, input_ids):
+    logp = F.log_softmax(logits, dim=1)[:, :-1]
+    return logp.gather(-1, input_ids[:, :-1, None]).squeeze(-1)
+
+
+def shift_and_temperature(logits, input_ids, temperature):
+    return F.log_softmax(logits[:, 1:], -1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+
+
+def sign_and_twice(logits, labels, temperature):
+    scaled = logits / temperature / temperature
+    return scaled.logsumexp(-1) - scaled.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def greedy_and_temperature(logits, labels, temperature):
+    return F.log_softmax(logits * temperature, -1).amax(-1)
+
+
+def sign_and_late_completion(logits, input_ids, logits_to_keep):
+    logits, ids = logits[:, -logits_to_keep:], input_ids[:, -logits_to_keep:]
+    return logits.logsumexp(-1) - logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,208 @@
+"""The decode battery on decoders that are right and decoders that are not, loaded and bound as a user's are."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from rltriage_probes import checking
+from rltriage_probes.contract import Agrees, CheckRequest, TargetResult, TargetSpec, Violates
+from rltriage_probes.generation.contracts import Contract, contract_of
+from rltriage_probes.generation.tokens import Tokenizer
+from rltriage_probes.reading import Pair, Reading, markers
+
+DATA = Path(__file__).parent / "data"
+
+
+def functions(module: str) -> list[str]:
+    """Public functions of a specimen file, read without running it."""
+    tree = ast.parse((DATA / f"{module}.py").read_text("utf-8"))
+    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+
+
+def expected(module: str) -> dict[str, str]:
+    """`EXPECTED` of a specimen file."""
+    tree = ast.parse((DATA / f"{module}.py").read_text("utf-8"))
+    (table,) = [
+        n.value for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "EXPECTED"
+    ]
+    found: dict[str, str] = ast.literal_eval(table)
+    return found
+
+
+def examine(ref: str, root: Path = DATA) -> TargetResult:
+    return checking.check(CheckRequest(id=1, root=str(root), target=TargetSpec(name="d", role="decode", ref=ref)))
+
+
+def violations(result: TargetResult, severity: str) -> dict[str, list[str]]:
+    """Pitfall ids by probe."""
+    return {
+        c.probe: [n.pitfall for n in c.outcome.candidates]
+        for c in result.checks
+        if isinstance(c.outcome, Violates) and c.outcome.severity == severity
+    }
+
+
+def says(result: TargetResult, probe: str) -> str:
+    """What the check of that name says."""
+    (outcome,) = [c.outcome for c in result.checks if c.probe == probe]
+    assert isinstance(outcome, Agrees | Violates)
+    return outcome.convention.summary if isinstance(outcome, Agrees) else outcome.says
+
+
+@pytest.mark.parametrize("name", functions("decoders_right"))
+def test_a_right_decoder_is_not_called_a_bug_and_is_recognised(name: str) -> None:
+    result = examine(f"decoders_right.py:{name}")
+
+    assert violations(result, "hard") == {}
+    assert [c.outcome for c in result.checks if c.outcome.kind in ("raised", "not_run")] == []
+    assert any(isinstance(c.outcome, Agrees) for c in result.checks)
+
+
+@pytest.mark.parametrize(("name", "pitfall"), expected("decoders_wrong").items())
+def test_a_wrong_decoder_is_named(name: str, pitfall: str) -> None:
+    found = violations(examine(f"decoders_wrong.py:{name}"), "hard")
+
+    assert pitfall in {p for ids in found.values() for p in ids}
+
+
+def test_every_wrong_decoder_has_an_expectation() -> None:
+    assert set(functions("decoders_wrong")) == set(expected("decoders_wrong"))
+
+
+def test_a_finding_quotes_the_input_and_what_came_out() -> None:
+    text = says(examine("decoders_wrong.py:blank_by_partition"), "decode.unmarked")
+
+    assert "'The capital is Lima.' gives ''" in text
+
+
+def test_the_branches_of_a_decoder_are_stated() -> None:
+    result = examine("decoders_right.py:bracket_tags")
+
+    assert says(result, "decode.unmarked") == "keeps text without markers"
+    assert says(result, "decode.reasoning") == "strips the reasoning"
+    assert says(result, "decode.unfinished") == "empty for unfinished reasoning"
+
+
+def test_an_undocumented_branch_is_asked_about_not_judged() -> None:
+    result = examine("decoders_right.py:extract_answer_block")
+
+    assert violations(result, "hard") == {}
+    assert "say so in the docstring" in says(result, "decode.unmarked")
+
+
+def test_markers_come_from_constants_of_another_file_of_the_project(tmp_path: Path) -> None:
+    (tmp_path / "tags.py").write_text(
+        'OPEN, CLOSE = "<scratch>", "</scratch>"\nREASON_START, REASON_END = OPEN, CLOSE\n'
+    )
+    (tmp_path / "rollout.py").write_text(
+        "from tags import REASON_END, REASON_START\n\n\n"
+        "def visible(text):\n"
+        "    _, closed, answer = text.partition(REASON_END)\n"
+        "    return answer.strip() if closed else ('' if REASON_START in text else text)\n"
+    )
+    result = examine("rollout.py:visible", tmp_path)
+
+    assert violations(result, "hard") == {}
+    assert says(result, "decode.reasoning") == "strips the reasoning"
+    assert says(result, "decode.unfinished") == "empty for unfinished reasoning"
+
+
+def test_text_that_the_user_prints_does_not_stand_in_a_message_unclipped(tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text("def decode(text):\n    return 'x' * 100_000 if '</think>' in text else ''\n")
+    result = examine("long.py:decode", tmp_path)
+
+    assert all(len(c.outcome.says) < 1000 for c in result.checks if isinstance(c.outcome, Violates))
+
+
+# What a docstring promises
+
+
+def contract(doc: str, name: str = "clean") -> Contract:
+    return contract_of(
+        Reading(name=name, doc=doc, code="", prose=doc, strings=(), named={}, parameters=(), reads=frozenset())
+    )
+
+
+@pytest.mark.parametrize(
+    "doc",
+    [
+        "Text behind the marker; an empty string if the marker is missing.",
+        "Answer of the completion. Text without tags gives ''.",
+        "Returns None when there is no answer block.",
+        "- no markers -> empty\n- closed block -> the answer",
+    ],
+)
+def test_a_docstring_can_promise_nothing_for_unmarked_text(doc: str) -> None:
+    assert contract(doc).unmarked == "empty"
+
+
+@pytest.mark.parametrize("doc", ["Text without tags is returned unchanged.", "Plain text is returned as is."])
+def test_a_docstring_can_promise_unmarked_text(doc: str) -> None:
+    assert contract(doc).unmarked == "text"
+
+
+@pytest.mark.parametrize(
+    "doc",
+    [
+        "Reasoning that was cut off has no answer.",
+        "An unclosed block gives an empty string.",
+        "A completion that never closes its block: empty.",
+    ],
+)
+def test_a_docstring_can_promise_nothing_for_unfinished_reasoning(doc: str) -> None:
+    assert contract(doc).unfinished == "empty"
+
+
+@pytest.mark.parametrize(
+    "doc", ["The answer of a completion.", "A completion without a closing tag has no reasoning section content.", ""]
+)
+def test_a_docstring_that_is_silent_promises_nothing(doc: str) -> None:
+    assert contract(doc).unmarked is None
+    assert contract(doc).unfinished is None
+
+
+def test_taking_the_tags_off_is_not_taking_the_reasoning_out() -> None:
+    assert not contract("Strip the thinking tags.").removes
+    assert contract("Strip the thinking.").removes
+
+
+@pytest.mark.parametrize(
+    ("strings", "pair"),
+    [
+        (("<think>", "</think>"), Pair("<think>", "</think>")),
+        ((r"<reasoning>(.*?)</reasoning>",), Pair("<reasoning>", "</reasoning>")),
+        ((r"\[THINK\].*?\[/THINK\]",), Pair("[THINK]", "[/THINK]")),
+        ((r"</?thought>",), Pair("<thought>", "</thought>")),
+        (("◁/think▷",), Pair("◁think▷", "◁/think▷")),
+        (("<|end_of_thought|>",), Pair("<|begin_of_thought|>", "<|end_of_thought|>")),
+    ],
+)
+def test_markers_are_read_from_literals_and_patterns(strings: tuple[str, ...], pair: Pair) -> None:
+    reading = Reading(name="f", doc="", code="", prose="", strings=strings, named={}, parameters=(), reads=frozenset())
+    found = markers(reading)
+
+    assert found.reasoning == pair
+    assert not found.assumed
+
+
+def test_the_stand_in_tokenizer_decodes_what_it_encodes() -> None:
+    tok = Tokenizer()
+    text = "<think>\nA < b, 1 + 1.</think>\n42" + tok.eos_token
+
+    assert tok.decode(tok.encode(text)) == text
+    assert tok.decode(tok.encode(text), skip_special_tokens=True) == text.removesuffix(tok.eos_token)
+
+
+def test_a_decoder_is_reached_as_a_method_with_its_tokenizer() -> None:
+    result = examine("decoders_right.py:Decoder.decode")
+
+    assert violations(result, "hard") == {}
+    assert says(result, "decode.reasoning") == "strips the reasoning"
+
+
+def test_markers_that_a_tokenizer_may_skip_are_asked_about() -> None:
+    assert "decode.special" in violations(examine("decoders_right.py:decode_and_strip"), "soft")
+    assert "decode.special" not in violations(examine("decoders_right.py:decode_each"), "soft")

@@ -1,0 +1,217 @@
+"""The reward battery on rewards that are right and rewards that are not, loaded and bound as a user's are."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from pathlib import Path
+
+import pytest
+
+from rltriage_probes import checking
+from rltriage_probes.contract import Agrees, CheckRequest, Diverges, TargetResult, TargetSpec, Violates
+from rltriage_probes.reward import answers
+from rltriage_probes.reward.scoring import number
+
+DATA = Path(__file__).parent / "data"
+
+
+def functions(module: str) -> list[str]:
+    """Public functions of a specimen file, read without running it."""
+    tree = ast.parse((DATA / f"{module}.py").read_text("utf-8"))
+    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+
+
+def expected(module: str) -> dict[str, str]:
+    """`EXPECTED` of a specimen file."""
+    tree = ast.parse((DATA / f"{module}.py").read_text("utf-8"))
+    (table,) = [
+        n.value for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "EXPECTED"
+    ]
+    found: dict[str, str] = ast.literal_eval(table)
+    return found
+
+
+def examine(ref: str, root: Path = DATA) -> TargetResult:
+    return checking.check(CheckRequest(id=1, root=str(root), target=TargetSpec(name="r", role="reward", ref=ref)))
+
+
+def written(folder: Path, code: str, name: str = "reward") -> TargetResult:
+    (folder / "module.py").write_text(code, encoding="utf-8")
+    return examine(f"module.py:{name}", folder)
+
+
+def violations(result: TargetResult, severity: str) -> dict[str, list[str]]:
+    """Pitfall ids by probe."""
+    return {
+        c.probe: [n.pitfall for n in c.outcome.candidates]
+        for c in result.checks
+        if isinstance(c.outcome, Violates) and c.outcome.severity == severity
+    }
+
+
+def says(result: TargetResult, probe: str) -> str:
+    """What the check of that name says."""
+    (outcome,) = [c.outcome for c in result.checks if c.probe == probe]
+    assert isinstance(outcome, Agrees | Violates | Diverges)
+    return outcome.convention.summary if isinstance(outcome, Agrees) else outcome.says
+
+
+@pytest.mark.parametrize("name", functions("rewards_right"))
+def test_a_right_reward_is_not_called_a_bug_and_is_recognised(name: str) -> None:
+    result = examine(f"rewards_right.py:{name}")
+
+    assert violations(result, "hard") == {}
+    assert [c.outcome for c in result.checks if c.outcome.kind in ("raised", "not_run")] == []
+    assert any(isinstance(c.outcome, Agrees) for c in result.checks)
+
+
+@pytest.mark.parametrize(("name", "pitfall"), expected("rewards_wrong").items())
+def test_a_wrong_reward_is_named(name: str, pitfall: str) -> None:
+    found = violations(examine(f"rewards_wrong.py:{name}"), "hard")
+
+    assert pitfall in {p for ids in found.values() for p in ids}
+
+
+def test_every_wrong_reward_has_an_expectation() -> None:
+    assert set(functions("rewards_wrong")) == set(expected("rewards_wrong"))
+
+
+def test_a_hole_is_shown_with_the_text_that_earns_too_much() -> None:
+    text = says(examine("rewards_wrong.py:either_way"), "reward.holes")
+
+    assert "an empty answer" in text
+    assert "earns 1 for gold" in text
+
+
+def test_the_convention_says_which_format_earns_what() -> None:
+    text = says(examine("rewards_right.py:plus_minus_one"), "reward.golden")
+
+    assert "earns 1, a wrong one -1" in text
+
+
+def test_a_format_that_nobody_knows_is_admitted(tmp_path: Path) -> None:
+    code = (
+        "def reward(completion, answer):\n"
+        "    return len(completion) * 1e-6 + float(completion == '@@' + answer[::-1] + '@@')\n"
+    )
+    result = written(tmp_path, code)
+
+    assert violations(result, "hard") == {}
+    assert "no completion was found" in says(result, "reward.golden")
+
+
+def test_a_documented_template_decides_whether_the_opening_tag_may_be_asked_for(tmp_path: Path) -> None:
+    code = (
+        "import re\n\n\n"
+        "def reward(completions, **kwargs):\n"
+        '    """{}"""\n'
+        "    return [1.0 if re.match('<think>.*?</think>', c, re.S) else 0.0 for c in completions]\n"
+    )
+    undecided = written(tmp_path, code.format("Format reward."))
+    broken = written(tmp_path, code.format("The prompt template already ends in <think>."))
+
+    assert violations(undecided, "hard") == {}
+    assert violations(undecided, "soft")["reward.format"] == ["REW-FORMAT-OPEN-TAG"]
+    assert violations(broken, "hard")["reward.format"] == ["REW-FORMAT-OPEN-TAG"]
+
+
+def test_a_tail_window_is_asked_about_unless_the_docstring_promises_the_whole_response(tmp_path: Path) -> None:
+    code = (
+        "import re\n\n\n"
+        "def reward(completion, answer):\n"
+        '    """{}"""\n'
+        "    found = re.findall(r'#### (\\S+)', completion[-300:])\n"
+        "    return float(bool(found) and found[-1] == answer)\n"
+    )
+    silent = written(tmp_path, code.format("GSM8K."))
+    promised = written(tmp_path, code.format("The last #### of the whole response counts."))
+
+    assert violations(silent, "soft")["reward.window"] == ["REW-TAIL-WINDOW"]
+    assert violations(promised, "hard")["reward.window"] == ["REW-TAIL-WINDOW"]
+
+
+def test_nan_is_an_abstention_where_the_docstring_says_so(tmp_path: Path) -> None:
+    code = (
+        "def reward(completions, **kwargs):\n"
+        '    """{}"""\n'
+        "    return [float('nan') if not c.strip() else len(c) / 100 for c in completions]\n"
+    )
+    assert violations(written(tmp_path, code.format("Length.")), "hard") == {"reward.finite": ["REW-NONFINITE"]}
+    assert violations(written(tmp_path, code.format("Length; NaN for empty completions.")), "hard") == {}
+
+
+def test_a_function_that_never_gives_a_number_is_not_run(tmp_path: Path) -> None:
+    result = written(tmp_path, "def reward(completions, answer):\n    return ['good' for _ in completions]\n")
+
+    assert [c.outcome.kind for c in result.checks] == ["not_run"]
+
+
+def test_an_import_that_fails_inside_the_function_is_raised_not_judged(tmp_path: Path) -> None:
+    code = "def reward(completions, answer):\n    import no_such_grader\n    return [0.0 for _ in completions]\n"
+    result = written(tmp_path, code)
+
+    assert {c.outcome.kind for c in result.checks} <= {"raised", "not_run"}
+
+
+@pytest.mark.parametrize(
+    "doc",
+    [
+        'A well-formed completion is "<think>\nTwo.\n</think>\nThe answer is 4."',
+        "Completions look like ``Let me see. </think> The answer is 4.``",
+    ],
+)
+def test_examples_are_read_from_docstrings(doc: str) -> None:
+    assert len(list(answers.well_formed_examples(doc))) == 1
+
+
+@pytest.mark.parametrize(
+    "doc",
+    [
+        'A completion without a block, e.g. "The answer is 4." scores 0.',
+        'Prompts are e.g. "What is two and two? Answer:"',
+        'Use it as "reward_fn(completions, answers)"',
+    ],
+)
+def test_other_quotations_are_not_taken_for_good_completions(doc: str) -> None:
+    assert list(answers.well_formed_examples(doc)) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "opens"),
+    [
+        ("The chat template already ends in <think>.", True),
+        ("Generation starts behind the opening tag, which is part of the prompt.", True),
+        ("The system prompt asks for <think> and <answer> tags.", False),
+        ("1.0 if the reasoning stands between <think> and </think>.", False),
+        ("The prompt contains the question.", False),
+    ],
+)
+def test_what_the_template_opens_is_read_from_prose(said: str, opens: bool) -> None:
+    assert answers.template_opens(said) is opens
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(True, 1.0), ({"score": -1.0, "pred": "4"}, -1.0), ((0.5, {"a": 1}), 0.5), ("4", None), (None, None)],
+)
+def test_a_number_is_found_in_what_rewards_return(value: object, found: float | None) -> None:
+    assert number(value) == found
+
+
+def test_a_callable_object_is_scored() -> None:
+    result = examine("rewards_right.py:Grader.__call__")
+
+    assert violations(result, "hard") == {}
+    assert "a wrong one -0.5" in says(result, "reward.golden")
+
+
+def test_a_slow_reward_is_cut_short_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rltriage_probes.reward import scoring
+
+    ticks = itertools.count(0.0, 0.5)  # each look at the clock costs half a second
+    monkeypatch.setattr(scoring, "clock", lambda: next(ticks))
+    result = written(tmp_path, "def reward(completion, answer):\n    return float(completion == answer)\n")
+
+    assert violations(result, "hard") == {}
+    assert ("reward.time", "not_run") in [(c.probe, c.outcome.kind) for c in result.checks]
