@@ -59,14 +59,18 @@ from rltriage_probes.vocabulary import WORDS
 MAX_TRIALS = 64
 CHOICE_WORDS = frozenset(aliases.CHOICES)
 SETTING_WORDS = frozenset(
-    "clip clip_low clip_high dual_clip clip_value beta entropy_coef temperature eps scale_rewards aggregation loss_type "
-    "ratio_level kl_estimator gamma lam group_size max_completion_length eos_token_id pad_token_id chunk_size token_count "
+    "clip clip_low clip_high dual_clip clip_value beta entropy_coef temperature eps scale_rewards "
+    "aggregation loss_type "
+    "ratio_level kl_estimator gamma lam group_size max_completion_length eos_token_id pad_token_id "
+    "chunk_size token_count "
     "row_count prompt_length completion_length".split()
 )
 """Scalars that any function may take, whatever its role lists."""
 DOCUMENTED: dict[str, Any] = {
-    "clip": 0.2, "clip_low": 0.2, "clip_high": 0.2, "clip_value": 0.2, "beta": 0.04, "temperature": 1.0, "group_size": 4,
-    "gamma": 1.0, "lam": 0.95, "entropy_coef": 0.0, "eps": 1e-6, "dual_clip": None, "scale_rewards": True, "chunk_size": 2,
+    "clip": 0.2, "clip_low": 0.2, "clip_high": 0.2, "clip_value": 0.2, "beta": 0.04, "temperature": 1.0,
+    "group_size": 4,
+    "gamma": 1.0, "lam": 0.95, "entropy_coef": 0.0, "eps": 1e-6, "dual_clip": None, "scale_rewards": True,
+    "chunk_size": 2,
     "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 """Values that papers and frameworks document, for what the function demands and nobody says."""
@@ -151,7 +155,8 @@ class Binder:
     """Makes one plan and settles it by trial."""
 
     def __init__(
-        self, loaded: Loaded, role: Role, explicit: Mapping[str, str], settings: Mapping[str, Any], intent: Mapping[str, Any],
+        self, loaded: Loaded, role: Role, explicit: Mapping[str, str], settings: Mapping[str, Any],
+        intent: Mapping[str, Any],
         name: str, lists: bool | None, generous: bool,
     ) -> None:  # fmt: skip
         self.loaded = loaded
@@ -325,7 +330,8 @@ class Binder:
             return self._choice(shown, word, how, default, self.facts.compared(root, path))
         hints = Hints(
             annotation=annotation, doc=self.docs.get(name, ""), inverted=inverted, name=name, split=self._split(),
-            signs=set(self.facts.signs.get(shown, set())), reads_ids=self.role.name == "decode" and self._has_tokenizer(),
+            signs=set(self.facts.signs.get(shown, set())),
+            reads_ids=self.role.name == "decode" and self._has_tokenizer(),
         )  # fmt: skip
         if word in SCALARS:
             value, known_by = self._scalar(word, default)
@@ -1107,7 +1113,8 @@ class Binder:
             text = f"{self.loaded.qualname} {self.loaded.doc} {w.path}".lower()
             shape = w.hints.shape()
             per_group = source.re.search(
-                r"\b(a|one|single|the|its|each) group\b|rewards of (a|one|the) (group|prompt)|\bgroup_rewards\b|per_group\b",
+                r"\b(a|one|single|the|its|each) group\b|rewards of (a|one|the) (group|prompt)"
+                r"|\bgroup_rewards\b|per_group\b",
                 text,
             )
             letters = shape is not None and shape[0] in (

@@ -9,6 +9,7 @@ import ast
 import builtins
 import re
 import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +22,25 @@ _RANGE = re.compile(r"^(?P<file>.+?)#L(?P<start>\d+)(?:-L?(?P<stop>\d+))?$")
 
 def load_block(root: Path, target: TargetSpec) -> Loaded:
     """The block of a target as a function of the names that it reads. Raises `LoadFailed`."""
-    file, block = _bounds(target)
-    path = loading.confined(root, file)
+    path, module, inside, block = _bounds(root, target)
     text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    start, stop = _line(lines, block.start, 1), 0
-    stop = _line(lines, block.stop, start)
-    body = _parse(lines, start, stop, path)
     try:
         tree = ast.parse(text, filename=str(path))
     except SyntaxError as e:
         raise LoadFailed(f"{path.name} can't be read as Python: {e}", "Fix the file, then run again.") from None
+    lines = text.splitlines()
+    first, last = _lines_of(tree, inside, len(lines), path)
+    start = _statement(tree, _line(lines, block.start, first, last))[0]
+    stop = _statement(tree, _line(lines, block.stop, start, last))[1]
+    body = _parse(lines, start, stop, path)
     module_names = {n for s in tree.body for n in loading.bound_names(s)}
     free = _free_names(body, module_names)
-    unknown = sorted(set(block.inputs) - free - module_names)
+    unknown = sorted({source.parse_path(name)[0] for name in block.inputs} - free - module_names)
     if unknown:
         raise LoadFailed(f"the block does not read {', '.join(unknown)}", f"It reads {', '.join(sorted(free))}.")
-    node = _function(body, sorted(free | set(block.inputs)), block.output, start)
+    node = _function(body, sorted(free), block.output, start)
     needed = sorted(_read_names(body) & module_names)
-    place = loading.place_of_file(root, path, "|".join(needed) or "_")
+    place = loading.place_of_file(root, path, "|".join(needed) or "_", module)
     namespace, _, rung, stand_ins = loading.enter(root, place, tree, lambda names: None)
     code = compile(ast.fix_missing_locations(ast.Module(body=[node], type_ignores=[])), str(path), "exec")
     scope: dict[str, Any] = dict(namespace)
@@ -47,40 +48,66 @@ def load_block(root: Path, target: TargetSpec) -> Loaded:
     if stand_ins is not None:
         stand_ins.loaded = True
     report = LoadReport(
-        file=loading.shown(root, path), line=start, rung=rung, sha256=loading.sha(text.encode()), package=place.distribution,
+        file=loading.shown(root, path), line=start, rung=rung, sha256=loading.sha(text.encode()),
+        package=place.distribution,
         stand_ins=tuple(stand_ins.names) if stand_ins else (),
     )  # fmt: skip
     constants = {k: v for k, v in namespace.items() if isinstance(v, (int, float))}
     return Loaded(
         qualname=f"{path.name}#L{start}-L{stop}", function=scope["_block"], owner=None, kind="block", namespace=scope,
-        report=report, path=path, root=root, tree=tree, node=node, source=textwrap.dedent("\n".join(lines[start - 1 : stop])),
+        report=report, path=path, root=root, tree=tree, node=node,
+        source=textwrap.dedent("\n".join(lines[start - 1 : stop])),
         doc="", literals=tuple(source.numbers(node, constants)), helpers=loading.helpers_of(tree), stand_ins=stand_ins,
     )  # fmt: skip
 
 
-def _bounds(target: TargetSpec) -> tuple[str, Block]:
+def _bounds(root: Path, target: TargetSpec) -> tuple[Path, str, str, Block]:
+    """File of the block, its module as the ref spells it, the function that holds the block, and the bounds."""
     found = _RANGE.match(target.ref)
     given = target.block
     if found:
         start, stop = found["start"], found["stop"] or found["start"]
         block = given or Block(start=start, stop=stop)
-        return found["file"], Block(start=start, stop=stop, inputs=block.inputs, output=block.output)
+        path = loading.confined(root, found["file"])
+        return path, "", "", Block(start=start, stop=stop, inputs=block.inputs, output=block.output)
     if given is None:
         raise LoadFailed(f"{target.ref!r} names no lines", "Write file.py#L10-L20.")
-    return target.ref.partition(":")[0], given
+    if ":" not in target.ref:
+        return loading.confined(root, target.ref), "", "", given
+    place = loading.find(root, target.ref)
+    spelt_as_module = target.ref.rpartition(":")[0] == place.module
+    return place.path, place.module if spelt_as_module else "", place.qualname, given
 
 
-def _line(lines: list[str], bound: str, after: int) -> int:
+def _lines_of(tree: ast.Module, qualname: str, lines: int, path: Path) -> tuple[int, int]:
+    """First and last line of a function; of the whole file where none is named."""
+    if not qualname:
+        return 1, lines
+    node = source.find_definition(tree, qualname)
+    if node is None:
+        raise LoadFailed(f"{path.name} defines no {qualname}", "Name the function that holds the lines.")
+    return node.lineno, node.end_lineno or lines
+
+
+def _line(lines: list[str], bound: str, first: int, last: int) -> int:
     """Number of the line that a bound names: a number, or text of which the line is the first to contain it."""
     if bound.strip().isdigit():
         number = int(bound)
         if not 1 <= number <= len(lines):
             raise LoadFailed(f"there is no line {number}; the file has {len(lines)}", "Give a line of the file.")
         return number
-    for number in range(after, len(lines) + 1):
+    for number in range(first, last + 1):
         if bound in lines[number - 1]:
             return number
-    raise LoadFailed(f"no line from {after} on contains {bound!r}", "Give text that stands in the file.")
+    raise LoadFailed(f"no line from {first} to {last} contains {bound!r}", "Give text that stands there.")
+
+
+def _statement(tree: ast.Module, line: int) -> tuple[int, int]:
+    """First and last line of the statement at a line; of one that holds others only its own line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and not hasattr(node, "body") and node.lineno <= line <= (node.end_lineno or 0):
+            return node.lineno, node.end_lineno or line
+    return line, line
 
 
 def _parse(lines: list[str], start: int, stop: int, path: Path) -> list[ast.stmt]:
@@ -135,31 +162,72 @@ def _read_names(body: list[ast.stmt]) -> set[str]:
 
 def _free_names(body: list[ast.stmt], module_names: set[str]) -> set[str]:
     """Names that the block reads before it assigns them, and that are neither the module's nor built in."""
-    assigned: set[str] = set()
     free: set[str] = set()
-    for statement in body:
-        inner = {
-            n.id
-            for n in ast.walk(statement)
-            if isinstance(n, ast.comprehension)
-            for n in ast.walk(n.target)
-            if isinstance(n, ast.Name)
-        }
-        inner |= {
-            a.arg for n in ast.walk(statement) if isinstance(n, (ast.Lambda, ast.FunctionDef)) for a in n.args.args
-        }
-        loops = {
-            n.id
-            for s in ast.walk(statement)
-            if isinstance(s, ast.For)
-            for n in ast.walk(s.target)
-            if isinstance(n, ast.Name)
-        }
-        reads = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-        if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-            reads.add(statement.target.id)
-        simple = isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return))
-        stores = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        free |= reads - assigned - inner - loops - (set() if simple else stores)
-        assigned |= stores | {s.name for s in ast.walk(statement) if isinstance(s, ast.FunctionDef)}
+    _follow(body, set(), free)
     return free - module_names - set(dir(builtins))
+
+
+def _follow(body: Sequence[ast.AST], assigned: set[str], free: set[str]) -> None:
+    """Goes through statements in the order in which they run; what one branch assigns counts as assigned behind it."""
+    for node in body:
+        if isinstance(node, (ast.If, ast.While)):
+            _read(node.test, assigned, free)
+            _branches((node.body, node.orelse), assigned, free)
+        elif isinstance(node, (ast.For, ast.AsyncFor)):
+            _read(node.iter, assigned, free)
+            _write(node.target, assigned, free)
+            _branches((node.body, node.orelse), assigned, free)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            for item in node.items:
+                _read(item.context_expr, assigned, free)
+                if item.optional_vars is not None:
+                    _write(item.optional_vars, assigned, free)
+            _follow(node.body, assigned, free)
+        elif isinstance(node, ast.Try):
+            _branches((node.body, *(h.body for h in node.handlers)), assigned, free)
+            _follow((*node.orelse, *node.finalbody), assigned, free)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            _read(node, assigned, free)
+            assigned.add(node.name)
+        else:
+            _simple(node, assigned, free)
+
+
+def _branches(branches: Iterable[Sequence[ast.stmt]], assigned: set[str], free: set[str]) -> None:
+    before = set(assigned)
+    for branch in branches:
+        inside = set(before)
+        _follow(branch, inside, free)
+        assigned |= inside
+
+
+def _simple(node: ast.AST, assigned: set[str], free: set[str]) -> None:
+    _read(node, assigned, free)
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id not in assigned:
+        free.add(node.target.id)
+    for part in ast.walk(node):
+        if isinstance(part, (ast.Import, ast.ImportFrom)):
+            assigned |= {(a.asname or a.name).split(".")[0] for a in part.names}
+        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            assigned.add(part.id)
+
+
+def _write(target: ast.expr, assigned: set[str], free: set[str]) -> None:
+    _read(target, assigned, free)
+    assigned |= {n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _read(node: ast.AST, assigned: set[str], free: set[str]) -> None:
+    """Notes what an expression (or a nested function) reads, its own parameters and loop variables left out."""
+    own: set[str] = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.arg):
+            own.add(part.arg)
+        elif isinstance(part, ast.comprehension):
+            own |= {n.id for n in ast.walk(part.target) if isinstance(n, ast.Name)}
+        elif isinstance(part, ast.NamedExpr):
+            own.add(part.target.id)
+    nested = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    if nested:
+        own |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    free |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - assigned - own

@@ -164,7 +164,9 @@ class Bound:
         self._value(values)
 
     def rows_apart(self) -> bool:
-        """Whether a sequence's advantage acts on that sequence alone: a form that broadcasts along the wrong axis mixes rows."""
+        """Whether a sequence's advantage acts on that sequence alone: a form that broadcasts along the wrong
+        axis mixes rows.
+        """
         advantages = next((f for f in self._forms.values() if f.word == "advantages"), None)
         words = self._words()
         source_ = next((w for w in self._sources if w.word == "advantages"), None)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 
 from rltriage_probes import binding, loading, registry
 from rltriage_probes.contract import (
@@ -26,6 +27,8 @@ from rltriage_probes.loading import LoadFailed
 from rltriage_probes.model import CallFailed, Role, Subject
 
 Progress = Callable[[int, int, str], None]
+RECORDINGS = (".pt", ".pth")
+"""Endings of files with saved tensors, which can be a target in place of a function."""
 
 
 def check(request: CheckRequest, progress: Progress | None = None) -> TargetResult:
@@ -54,6 +57,8 @@ def _checks(request: CheckRequest, progress: Progress) -> tuple[list[Check], Loa
     except LookupError as e:
         known = ", ".join(registry.names())
         return [_single(spec.role, "", NotRun(reason=str(e.args[0]), do=f"The roles are {known}."))], None, None
+    if spec.ref.endswith(RECORDINGS):
+        return list(_recorded(request)), None, None
     try:
         loaded = loading.load(request.root, spec)
     except LoadFailed as e:
@@ -73,6 +78,23 @@ def _checks(request: CheckRequest, progress: Progress) -> tuple[list[Check], Loa
         literals=loaded.literals, file=str(loaded.path), namespace=loaded.namespace, progress=progress,
     )  # fmt: skip
     return list(_run(role, subject)), loaded.report, bound.report
+
+
+def _recorded(request: CheckRequest) -> Iterator[Check]:
+    """Tensors that a run has saved, in place of a function."""
+    from rltriage_probes.logprobs import recorded
+
+    spec, root = request.target, Path(request.root).resolve()
+    path = (root / spec.ref).resolve()
+    if spec.role != "logprobs":
+        do = f"Name a function for the role {spec.role}."
+        yield _single(spec.role, "", NotRun(reason="saved tensors can be checked for the role logprobs only", do=do))
+    elif not path.is_relative_to(root):
+        yield _single(
+            spec.role, "", NotRun(reason=f"{spec.ref} lies outside the project", do="Move it under the project folder.")
+        )
+    else:
+        yield from recorded.check(path, {**request.intent, **spec.settings})
 
 
 def _run(role: Role, subject: Subject) -> Iterator[Check]:

@@ -122,10 +122,10 @@ def fill(box: Any, path: Path, value: Any, shown: str, kind: type[Box] = Box) ->
     steps = [s for s in path if s[0] != "each"]
     here: Any = box
     for step_kind, name in steps[:-1]:
-        inner = dict.get(here, name) if isinstance(here, dict) else None
+        inner: Any = here.get(name) if isinstance(here, dict) else None  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(inner, Box):
             inner = kind(f"{shown}.{name}", here.__dict__["_box"][1] if isinstance(here, Box) else None)
-            here.put(step_kind, name, inner)
+            here.put(step_kind, name, inner)  # pyright: ignore[reportAttributeAccessIssue]
         here = inner
     if steps:
         here.put(steps[-1][0], steps[-1][1], value)

@@ -421,7 +421,8 @@ def _reward_order(hints: Hints, batch: list[Form], single: list[Form]) -> tuple[
     shape = hints.shape()
     first: list[str] = []
     if hints.says(
-        r"(list|one list|lists|sequence|array|tensor)s? (per|for each|of each|a) (prompt|group|question|problem)|list of (lists|groups)|list\[(list|tuple|sequence)"
+        r"(list|one list|lists|sequence|array|tensor)s? (per|for each|of each|a) (prompt|group|question"
+        r"|problem)|list of (lists|groups)|list\[(list|tuple|sequence)"
     ):
         first = [arrays, lists] if numpy else [lists, tensors]
     elif hints.says(r"list\[(torch\.)?tensor|list of (1-d )?tensors"):

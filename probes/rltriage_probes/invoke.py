@@ -37,7 +37,9 @@ class WrongShape(Exception):
 
 
 def cotangent(shape: Sequence[int]) -> Tensor:
-    """Weights, float64 and fixed for a shape, with which a result that is no scalar is summed before it is differentiated."""
+    """Weights, float64 and fixed for a shape, with which a result that is no scalar is summed before it
+    is differentiated.
+    """
     import torch
 
     seed = 7

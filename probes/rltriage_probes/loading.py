@@ -247,7 +247,8 @@ def _version(folder: Path, name: str) -> str:
     if any(folder.is_relative_to(p) for p in _installed_roots()):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-    for file, pattern in (("__init__.py", r"""__version__\s*=\s*["']([^"']+)"""), ("version.py", r"""__version__\s*=\s*["']([^"']+)"""),
+    for file, pattern in (("__init__.py", r"""__version__\s*=\s*["']([^"']+)"""), ("version.py",
+    r"""__version__\s*=\s*["']([^"']+)"""),
                           ("_version.py", r"""version\s*=\s*["']([^"']+)""")):  # fmt: skip
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if m := re.search(pattern, (folder / file).read_text()):
@@ -808,7 +809,8 @@ class StandIns:
             self.called.append(path)
             raise NotReached(
                 f"the function calls {path}, which is not installed in this interpreter",
-                f"Install {path.split('.', maxsplit=1)[0]} there, or name an interpreter that has it under [pipeline] python.",
+                f"Install {path.split('.', maxsplit=1)[0]} there, "
+                "or name an interpreter that has it under [pipeline] python.",
             )
 
     def check(self) -> None:
@@ -955,7 +957,8 @@ def _extracted(root: Path, place: Place, tree: ast.Module, stand_ins: StandIns |
     statements = _needed(tree, [n.split(".")[0] for n in place.qualname.split("|")])
     package = place.packages[-1][0] if place.packages else ""
     namespace: dict[str, Any] = {
-        "__name__": f"_extracted_{place.path.stem}", "__file__": str(place.path), "__package__": package, "__builtins__": __builtins__,
+        "__name__": f"_extracted_{place.path.stem}", "__file__": str(place.path), "__package__": package,
+        "__builtins__": __builtins__,
     }  # fmt: skip
     module = types.ModuleType(namespace["__name__"])
     sys.modules[namespace["__name__"]] = module

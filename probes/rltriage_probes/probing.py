@@ -91,6 +91,7 @@ def knob(
     active: Callable[[dict[str, str]], bool] = lambda options: True,
     fit: tuple[float, float] | None = None,
     within: tuple[float, float] = (0.0, float("inf")),
+    monotone: tuple[float, float] | None = None,
 ) -> Knob:
     """A knob whose value is read from the function's settings, else guessed from its literals and usual values."""
     for word in words:
@@ -99,7 +100,7 @@ def knob(
             return Knob(name=name, values=(float(value),), known=True, active=active)
     guesses = [x for x in subject.literals if within[0] <= x <= within[1]][:12]
     values = tuple(dict.fromkeys([*guesses, *usual]))
-    return Knob(name=name, values=values, active=active, fit=fit)
+    return Knob(name=name, values=values, active=active, fit=fit, monotone=monotone)
 
 
 def declared(subject: Subject, key: str) -> Any:

@@ -23,6 +23,7 @@ import socket
 import sys
 import threading
 import traceback
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -46,6 +47,8 @@ from rltriage_probes.contract import (
 
 BEGUN = b'{"op":"begun"}\n'
 """Private message of a run: torch is there, the time limit counts from now."""
+_ROOM = 4 * 2**30
+"""Private data that CUDA and the stacks of its threads may take, in bytes."""
 OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError", "can't allocate memory", "Cannot allocate memory")
 """Signs in an exception's text that the limit was met and not a bug of the function."""
 
@@ -165,6 +168,7 @@ def _check(request: CheckRequest, out: wire.Wire) -> Reply:
     def progress(done: int, total: int, says: str) -> None:
         out.send(Progress(id=request.id, done=done, total=total, says=clip_text(says, 200)))
 
+    progress(0, 1, f"loading {request.target.ref}")
     result = checking.check(request, progress)
     return _memory_failure(request.id, result) or Checked(id=request.id, result=result)
 
@@ -215,7 +219,7 @@ def limit_allocations(limits: Limits) -> None:
 
     The first line is the supervisor, which weighs what the run's processes really keep in memory. This
     one counts address space, which torch and CUDA reserve freely; so it counts private data only
-    (RLIMIT_DATA, not RLIMIT_AS) and allows twice the limit on top of what the process has already.
+    (RLIMIT_DATA, not RLIMIT_AS) and is generous: twice the limit and `_ROOM` on top of what is there already.
     """
     if sys.platform == "win32":
         return
@@ -223,7 +227,7 @@ def limit_allocations(limits: Limits) -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if processes.LINUX:
-        most = processes.private_data_of(os.getpid()) + int(2 * limits.memory_gb * 2**30)
+        most = processes.private_data_of(os.getpid()) + int(2 * limits.memory_gb * 2**30) + _ROOM
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
@@ -249,6 +253,7 @@ def zygote_main() -> int:
     if why := import_torch():
         control.send(json.dumps({"no_torch": clip_text(why, 1000)}).encode())
         return 1
+    warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)  # threads of BLAS; none of ours
     _preload()
     processes.adopt_orphans()
     _Zygote(control).serve()
@@ -258,7 +263,10 @@ def zygote_main() -> int:
 def _preload() -> None:
     """Import the probes once for all runs. A fault in them is reported by the run that meets it again."""
     try:
+        registry = importlib.import_module("rltriage_probes.registry")
         importlib.import_module("rltriage_probes.checking")
+        for name in registry.names():
+            registry.role(name)
     except Exception:  # noqa: BLE001
         traceback.print_exc()
     gc.collect()

@@ -345,7 +345,8 @@ class InitReader:
         "getattr": getattr, "collections.defaultdict": defaultdict,
     }  # fmt: skip
     _ALLOWED = (
-        ast.Expression, ast.Name, ast.Attribute, ast.Constant, ast.IfExp, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp,
+        ast.Expression, ast.Name, ast.Attribute, ast.Constant, ast.IfExp, ast.Compare, ast.BoolOp,
+        ast.UnaryOp, ast.BinOp,
         ast.Subscript, ast.Dict, ast.List, ast.Tuple, ast.Load, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
         ast.Call, ast.keyword, ast.Set,
     )  # fmt: skip

@@ -59,6 +59,8 @@ TAIL_BYTES = 16_384
 SPAWN_VARIABLE = "RLTRIAGE_SPAWN"
 """Set to start each run in a fresh interpreter where a fork would do: to test that way, or around a fork that hangs."""
 
+_NOISE = (f'  File "{Path(__file__).parent}', "Extension modules:")
+"""Lines of a dumped stack that tell nothing about the user's code."""
 _USER_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 
 
@@ -117,13 +119,14 @@ class Run:
         return self.failed or self._fate()
 
     def last_words(self) -> str:
-        """The tail of its prints: from where the main thread's stack begins, if a watchdog has dumped stacks."""
+        """The tail of its prints; from the stack of its main thread on, without our frames, where it was dumped."""
         text = self.prints.text()
-        dump = text.rfind("Timeout (")
-        if dump >= 0:
-            main = text.rfind("Thread 0x", dump)
-            return clip_text(text[main if main >= 0 else dump :])
-        return clip_text(text[-MAX_TEXT:])
+        dump = max(text.rfind(sign) for sign in ("Timeout (", "Fatal Python error"))
+        if dump < 0:
+            return clip_text(text[-MAX_TEXT:])
+        main = text.rfind("Thread 0x", dump) if text.startswith("Timeout", dump) else dump
+        lines = text[max(main, dump) :].splitlines()
+        return clip_text("\n".join(line for line in lines if not line.startswith(_NOISE)))
 
     def seen_at(self) -> str:
         """` (in FILE line N, NAME)`: the innermost frame of the user's project in the last stack, or nothing."""
@@ -223,6 +226,8 @@ class Supervisor:
         self._waiting: deque[CheckRequest] = deque()
         self._runs: dict[int, Run] = {}
         self._zygote: Zygote | None = None
+        self._ending = threading.Event()
+        """Set when stdin has ended: from then on deaths are our doing, and nothing is started or told."""
 
     def serve(self) -> None:
         """Answer until the process is ended by the end of stdin."""
@@ -242,26 +247,35 @@ class Supervisor:
         _thread(self._read_requests)
         if self._forks and torch:
             self._start_zygote()  # it imports while the first request is on its way
-        while True:
+        while not self._ending.is_set():
             with contextlib.suppress(queue.Empty):
                 self._events.get(timeout=LOOK_S if self._runs or self._zygote_is_late() is not None else None)()
             self._look()
+        threading.Event().wait()  # for the reading thread, which leaves the process
 
     # Requests
 
     def _read_requests(self) -> None:
-        while True:
-            data: Any = None
-            try:
-                line = wire.read_line(self._incoming)
-                if line is None:
-                    break
-                request = decode_request(data := json.loads(line))
-            except (ValueError, TypeError) as e:
-                self._out.send(_bad(data, e))
-                continue
+        try:
+            while self._read_request():
+                pass
+        finally:
+            self._end()
+
+    def _read_request(self) -> bool:
+        """False at the end of stdin."""
+        data: Any = None
+        try:
+            line = wire.read_line(self._incoming)
+            if line is None:
+                return False
+            data = json.loads(line)
+            request = _request_in(data)
+        except (ValueError, TypeError) as e:
+            self._out.send(_bad(data, e))
+        else:
             self._events.put(functools.partial(self._take, request))
-        self._end()
+        return True
 
     def _take(self, request: Request) -> None:
         if isinstance(request, CancelRequest):
@@ -365,7 +379,7 @@ class Supervisor:
 
     def _await_exit(self, run: Run, process: subprocess.Popen[bytes]) -> None:
         """Posts the exit of a spawned run, which stays a zombie until it is finished, so that its pid isn't reused."""
-        if sys.platform == "win32":
+        if not processes.LINUX or sys.platform == "win32":  # macOS has no waitid before Python 3.13
             code = process.wait()
         else:
             try:
@@ -411,7 +425,7 @@ class Supervisor:
             run.deadline = min(run.deadline, time.monotonic() + CLOSED_S)
 
     def _zygote_is_gone(self, zygote: Zygote) -> None:
-        if self._zygote is not zygote:
+        if self._ending.is_set() or self._zygote is not zygote:
             return
         self._zygote = None
         processes.kill_tree(zygote.process.pid)
@@ -468,8 +482,8 @@ class Supervisor:
     def _finish(self, run: Run) -> None:
         """Kill what is left of a run, then tell the server; in this order, so that it can rely on it."""
         run.ending = True
-        if run.over or (run.pid is None and run.process is None and self._zygote is not None):
-            return  # in the second case it is being forked: the zygote's word comes next
+        if self._ending.is_set() or run.over or (run.pid is None and run.process is None and self._zygote is not None):
+            return  # in the last case it is being forked: the zygote's word comes next
         run.over = True
         if run.pid is not None:
             processes.kill_tree(run.pid)
@@ -493,6 +507,7 @@ class Supervisor:
 
     def _end(self) -> None:
         """The server is gone. Runs in the reading thread, since the deciding one may wait for a full pipe."""
+        self._ending.set()
         if self._zygote is not None:
             processes.kill_tree(self._zygote.process.pid)
         for run in list(self._runs.values()):
@@ -500,6 +515,12 @@ class Supervisor:
                 processes.kill_tree(run.pid)
         processes.kill_strays(())
         os._exit(0)
+
+
+def _request_in(data: Any) -> Request:
+    if not isinstance(data, dict):
+        raise TypeError("it is no object")
+    return decode_request(data)
 
 
 def _bad(data: Any, error: Exception) -> Failed:

@@ -87,6 +87,8 @@ class Knob:
     active: Callable[[Options], bool] = lambda options: True
     fit: tuple[float, float] | None = None
     """Range of a logarithmic search where no guess fits."""
+    monotone: tuple[float, float] | None = None
+    """Range in which every element of the result only rises or only falls: two values rule out those between them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ def solve(
     left = budget
     for count in range(max_pitfalls + 1):
         for options, bad in combinations(axes, count):
-            for values in _knob_values(knobs, options):
+            for values in _worth_trying(seen[0], reference, options, knobs):
                 left -= 1
                 if fits(seen, reference, options, values):
                     return Solution(options=options, knobs=values, pitfalls=bad)
@@ -167,16 +169,50 @@ def fits(seen: Sequence[Seen], reference: Reference, options: Options, knobs: Kn
 
 def _plausible(s: Seen, reference: Reference, options: Options, knobs: Knobs) -> bool:
     """Whether the first elements of the value agree, with a tolerance that is generous: cheap, and rarely true."""
-    if s.quick is None:
-        s.quick = _quick(s)
-    points, bound = s.quick
-    want = reference(s.plain(), options, knobs).value
-    if want.shape != s.value.shape:
+    expected = _flat(s, reference, options, knobs)
+    if expected is None:
         return False
-    expected = want.flatten().tolist()
+    points, bound = _points(s)
     for i, actual in points:
         e = expected[i]
         if not (abs(actual - e) <= bound * (1.0 + abs(e)) or actual == e or (actual != actual and e != e)):
+            return False
+    return True
+
+
+def _flat(s: Seen, reference: Reference, options: Options, knobs: Knobs) -> list[float] | None:
+    """The reference's value as a flat list; None where its shape is another."""
+    want = reference(s.plain(), options, knobs).value
+    return want.flatten().tolist() if want.shape == s.value.shape else None
+
+
+def _points(s: Seen) -> tuple[list[tuple[int, float]], float]:
+    if s.quick is None:
+        s.quick = _quick(s)
+    return s.quick
+
+
+def _worth_trying(s: Seen, reference: Reference, options: Options, knobs: Sequence[Knob]) -> Iterator[Knobs]:
+    """The knobs' values for these options, but not those that their neighbours in a monotone range rule out."""
+    active = [k for k in knobs if k.active(options)]
+    if len(active) != 1 or active[0].monotone is None:
+        yield from _knob_values(knobs, options)
+        return
+    name, (low, high) = active[0].name, active[0].monotone
+    between = [v for v in active[0].values if low <= v <= high]
+    ruled_out = len(between) > 2 and not _bracketed(s, reference, options, name, min(between), max(between))
+    yield from ({name: v} for v in active[0].values if not (ruled_out and low <= v <= high))
+
+
+def _bracketed(s: Seen, reference: Reference, options: Options, knob: str, low: float, high: float) -> bool:
+    """Whether each element of the value lies between those that the two values of a knob give."""
+    one, other = _flat(s, reference, options, {knob: low}), _flat(s, reference, options, {knob: high})
+    if one is None or other is None:
+        return False
+    points, bound = _points(s)
+    for i, actual in points:
+        a, b = min(one[i], other[i]), max(one[i], other[i])
+        if actual < a - bound * (1.0 + abs(a)) or actual > b + bound * (1.0 + abs(b)):
             return False
     return True
 
@@ -243,8 +279,10 @@ def _fitted(
             continue
         for options, bad in itertools.islice((c for c in combinations(axes, count) if knob.active(c[0])), FIT_TRIED):
             first = {k.name: k.values[0] for k in knobs if k.active(options) and k.values}
-            at = _coarse(seen[:1], reference, options, first, knob)
-            value = None if at is None else _fine(seen, reference, options, first, knob, at)
+            # gradients cost a hundred times the value, and are compared once the knob is found
+            plain = [x.plain() for x in seen[:2]]
+            at = _coarse(plain, reference, options, first, knob)
+            value = None if at is None else _fine(seen, plain, reference, options, first, knob, at)
             if value is not None:
                 return Solution(options=options, knobs={**first, knob.name: value}, pitfalls=bad)
     return None
@@ -264,14 +302,14 @@ def _coarse(
 
 
 def _fine(
-    seen: Sequence[Seen], reference: Reference, options: Options, knobs: Knobs, knob: Knob, at: float
+    seen: Sequence[Seen], plain: Sequence[Seen], reference: Reference, options: Options, knobs: Knobs, knob: Knob, at: float
 ) -> float | None:
     """The value of the knob near a grid point at which the reference equals the observation, if there is one."""
     assert knob.fit is not None
     step = (math.log(knob.fit[1]) - math.log(knob.fit[0])) / (FIT_POINTS - 1)
 
     def loss(x: float) -> float:
-        return residual(seen[:1], reference, options, {**knobs, knob.name: math.exp(x)})
+        return residual(plain, reference, options, {**knobs, knob.name: math.exp(x)})
 
     x = _golden(loss, at - step, at + step)
     for digits in (1, 2, 3, 6, 12):

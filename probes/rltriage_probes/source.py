@@ -19,15 +19,21 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _NO_KEYS = frozenset("shape dtype device T mT ndim requires_grad is_cuda real grad_fn layout itemsize nbytes".split())
 _DICT_METHODS = frozenset("get pop setdefault keys items values update copy to cuda cpu".split())
 _TENSOR_METHODS = frozenset(
-    "sum mean std var view reshape float long int bool double half bfloat16 to type size dim numel unsqueeze squeeze expand "
-    "expand_as exp log clamp clip abs max min gather detach clone item tolist numpy eq ne gt lt ge le any all cumsum cumprod "
-    "flatten unflatten repeat repeat_interleave masked_fill scatter scatter_ masked_select index_select select split chunk "
+    "sum mean std var view reshape float long int bool double half bfloat16 to type size dim numel "
+    "unsqueeze squeeze expand "
+    "expand_as exp log clamp clip abs max min gather detach clone item tolist numpy eq ne gt lt ge "
+    "le any all cumsum cumprod "
+    "flatten unflatten repeat repeat_interleave masked_fill scatter scatter_ masked_select "
+    "index_select select split chunk "
     "unbind argmax argmin softmax log_softmax logsumexp square sqrt pow sign new_zeros new_tensor new_ones new_full "
     "zero_ requires_grad_ backward cpu cuda device type_as contiguous permute transpose t roll flip sort argsort topk "
     "nonzero where nanmean nansum isnan isfinite isinf sigmoid tanh div div_ mul mul_ add add_ sub sub_ neg "
-    "append extend insert remove index count strip lower upper startswith endswith split rsplit partition rpartition replace "
-    "find rfind rindex join encode decode format lstrip rstrip isdigit splitlines is_floating_point fill_ copy_ view_as "
-    "nan_to_num bitwise_and bitwise_not logical_not logical_and std_mean var_mean narrow movedim unique diff prod round "
+    "append extend insert remove index count strip lower upper startswith endswith split rsplit "
+    "partition rpartition replace "
+    "find rfind rindex join encode decode format lstrip rstrip isdigit splitlines is_floating_point "
+    "fill_ copy_ view_as "
+    "nan_to_num bitwise_and bitwise_not logical_not logical_and std_mean var_mean narrow movedim "
+    "unique diff prod round "
     "floor ceil reshape_as astype ravel copy".split()
 )
 
@@ -533,7 +539,8 @@ def numbers(node: ast.AST, constants: Mapping[str, Any]) -> list[float]:
 
 
 _ENTRY = re.compile(
-    r"^\s*(?:[-*]\s*|:param\s+(?:\w+\s+)?)?`{0,2}(?P<names>\w+(?:\[[^\]\n]*\])?(?:\s*(?:,|/|and)\s*\w+(?:\[[^\]\n]*\])?)*)`{0,2}\s*(?P<rest>(?:\(|:|\[|-|–|=|  |is |are ).*)$"
+    r"^\s*(?:[-*]\s*|:param\s+(?:\w+\s+)?)?`{0,2}(?P<names>\w+(?:\[[^\]\n]*\])?(?:\s*(?:,|/"
+    r"|and)\s*\w+(?:\[[^\]\n]*\])?)*)`{0,2}\s*(?P<rest>(?:\(|:|\[|-|–|=|  |is |are ).*)$"
 )
 
 

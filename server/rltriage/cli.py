@@ -96,7 +96,10 @@ def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int],
 def _add_verify(commands: Any) -> None:
     p = _command(commands, "verify", _verify, "run every probe that the manifest allows")
     p.add_argument(
-        "files", nargs="*", metavar="FILE.py", help="find the stage functions of these files; no manifest needed"
+        "files",
+        nargs="*",
+        metavar="FILE.py",
+        help="find the stage functions of these files, no manifest needed; with --framework: the project's folder",
     )
     p.add_argument("--manifest", action="append", default=[], metavar="FILE", help="default: rltriage.toml; repeatable")
     p.add_argument("--example", action="store_true", help="verify the small broken pipeline that ships with rltriage")
@@ -275,16 +278,18 @@ async def _manifests(args: argparse.Namespace, pool: WorkerPool) -> tuple[list[M
 
     python = _python(args.python)
     ways = [w for w in ("files", "manifest", "example", "framework") if getattr(args, w)]
+    if args.framework and "files" in ways:
+        ways.remove("files")  # with a framework it is the project's folder
     if len(ways) > 1:
         raise TriageError(
             "FILE.py, --manifest, --example and --framework exclude each other.", do="Give one of them in a call."
         )
-    if args.files:
+    if args.files and not args.framework:
         from rltriage.init import manifest_of_files
 
         return [await manifest_of_files([Path(f) for f in args.files], pool=pool, python=python)], []
     if args.framework:
-        return [await _framework(args.framework, pool, python)], []
+        return [await _framework(args.framework, args.files, pool, python)], []
     if args.example:
         return [load(example(), python=python)], []
     names: list[str] = args.manifest or [FILE_NAME]
@@ -300,8 +305,14 @@ def _loaded(name: str, python: str | None) -> Manifest | ManifestError:
         return e
 
 
-async def _framework(name: str, _pool: WorkerPool, _python: str | None) -> Manifest:
-    raise TriageError(f"There is no pack for {name!r}.", do="Write a manifest with the framework's functions.")
+async def _framework(name: str, folders: Sequence[str], pool: WorkerPool, python: str | None) -> Manifest:
+    from rltriage import packs
+
+    if len(folders) > 1:
+        raise TriageError(
+            "--framework takes one folder at most.", do="Name the project's folder, or none for this one."
+        )
+    return await packs.manifest_of(name, Path(folders[0] if folders else "."), pool=pool, python=python)
 
 
 def example() -> Path:

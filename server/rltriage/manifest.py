@@ -86,6 +86,8 @@ class Manifest(BaseModel):
     memory_gb: float
     targets: tuple[TargetSpec, ...]
     warnings: tuple[str, ...]
+    absent: dict[str, str] = {}
+    """Targets (by name) that a pack names and this copy of the framework lacks, with the reason."""
 
     @property
     def name(self) -> str:
@@ -246,7 +248,7 @@ class _Reader:
         ref = table.get("ref")
         if ref is None:
             self.problem(f"{where} has no ref.", f'Add ref = "file.py:function" to {where}.')
-        elif not isinstance(ref, str) or not re.search(r"[^:#]+(:[^\d\W]|#L\d)", ref):
+        elif not isinstance(ref, str) or not re.search(r"[^:#]+(:[^\d\W]|#L\d|\.pth?$)", ref):
             self.problem(f"ref = {ref!r} of {where} names no function.", _REF_HELP)
         bind = self.words(table.get("bind", {}), f"bind of {where}")
         settings = self.plain(self.table(table.get("settings", {}), f"settings of {where}"), f"settings of {where}")
@@ -310,7 +312,7 @@ class _Reader:
                 self.warnings.append(f"{key} = {pipeline[key]!r} is none of {', '.join(usual)}{hint}")
 
 
-_REF_HELP: Final = 'Write ref = "file.py:function", "file.py:Class.method", "package.module:name" or "file.py#L10-L20".'
+_REF_HELP: Final = 'Write ref = "file.py:function", "file.py:Class.method", "package.module:name", "file.py#L10-L20", or a .pt file of saved tensors.'
 
 
 def _kind(value: Any) -> str:

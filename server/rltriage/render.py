@@ -80,13 +80,13 @@ def problem_lines(problem: Problem) -> list[Line]:
 
 
 def _target(report: Report, target: TargetReport) -> Iterator[Line]:
-    name = f"{clean(target.ref)} [{target.role}]"
-    findings = [f for f in report.findings if f.target == target.ref and f.role == target.role]
-    missing = [m for m in report.not_run if m.target == target.ref and m.role == target.role]
+    mine = (target.ref, target.role, target.name)
+    shared = sum((t.ref, t.role) == mine[:2] for t in report.targets) > 1
+    name = f"{clean(target.ref)} [{target.role}{f', {clean(target.name)}' if shared else ''}]"
+    findings = [f for f in report.findings if (f.target, f.role, f.name) == mine]
+    missing = [m for m in report.not_run if (m.target, m.role, m.name) == mine]
     agreed = sum(isinstance(c.outcome, Agrees) for c in target.checks)
-    computes = "; ".join(
-        clean(r.convention) for r in report.recognised if r.target == target.ref and r.role == target.role
-    )
+    computes = "; ".join(clean(r.convention) for r in report.recognised if (r.target, r.role, r.name) == mine)
     for f in findings:
         yield from _finding(name, f)
     if agreed and not findings:

@@ -60,6 +60,8 @@ class Finding(_Frozen):
     next: str
     probe: str = ""
     gap: Gap | None = None
+    name: str = ""
+    """The target's name in the manifest: one ref may be a target several times, under different settings."""
     user_output: str = ""
     """The exception that the user's function raised. Data, never an instruction."""
     confirmed_by: tuple[str, ...] = ()
@@ -78,6 +80,7 @@ class Recognised(_Frozen):
     target: str
     convention: str
     knobs: dict[str, Number] = {}
+    name: str = ""
 
 
 class Missing(_Frozen):
@@ -89,6 +92,7 @@ class Missing(_Frozen):
     do: str = ""
     probe: str = ""
     """Empty where nothing of the target was measured."""
+    name: str = ""
 
 
 class TargetReport(_Frozen):
@@ -243,6 +247,7 @@ def _make(
     return Finding(
         role=target.role,
         target=target.ref,
+        name=target.name,
         stage=target.stage,
         severity=severity,
         pitfalls=pitfalls,
@@ -298,7 +303,11 @@ def recognised_of(target: TargetReport) -> tuple[Recognised, ...]:
         convention: Convention | None = getattr(check.outcome, "convention", None)
         if convention is not None and convention.summary and convention.summary not in found:
             found[convention.summary] = Recognised(
-                role=target.role, target=target.ref, convention=convention.summary, knobs=convention.knobs
+                role=target.role,
+                target=target.ref,
+                convention=convention.summary,
+                knobs=convention.knobs,
+                name=target.name,
             )
     return tuple(found.values())
 
@@ -310,6 +319,7 @@ def missing_of(target: TargetReport) -> tuple[Missing, ...]:
         Missing(
             role=target.role,
             target=target.ref,
+            name=target.name,
             reason=c.outcome.reason,
             do=c.outcome.do,
             probe="" if whole else c.probe,

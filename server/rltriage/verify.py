@@ -140,7 +140,9 @@ class _Run:
 
     async def measure(self, i: int) -> None:
         target = self.targets[i]
-        if target.role not in ROLE_STAGES:
+        if lacks := self.manifest.absent.get(target.name):
+            self.results[i] = _not_run(target, NotRun(reason=lacks))
+        elif target.role not in ROLE_STAGES:
             why = NotRun(reason="no probe for this role yet", do="Read the function; nothing measures it so far.")
             self.results[i] = _not_run(target, why)
         elif self.worker is None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,10 @@ class RawServer:
         self.process = subprocess.Popen(
             SERVE, cwd=cwd, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        self.watchdog = threading.Timer(2 * PATIENCE_S, self.process.kill)
+        """A server that does not answer ends the test by closing its pipes, not by keeping it waiting."""
+        self.watchdog.daemon = True
+        self.watchdog.start()
         self._id = 0
         self.lines: list[dict[str, Any]] = []
 
@@ -126,6 +131,7 @@ class RawServer:
 def raw_server(grpo: Path) -> Iterator[RawServer]:
     server = RawServer(grpo)
     yield server
+    server.watchdog.cancel()
     server.process.kill()
     server.process.wait()
     for pipe in (server.process.stdin, server.process.stdout, server.process.stderr):
@@ -135,9 +141,18 @@ def raw_server(grpo: Path) -> Iterator[RawServer]:
 
 
 @pytest.fixture
-def endless_pids(grpo: Path) -> Callable[[], list[int]]:
-    """Blocks until `endless_advantages` runs; ids of its process and of the child that it started."""
-    return lambda: [int(word) for word in (grpo / "pids").read_text().split()]
+def endless_pids(grpo: Path) -> Iterator[Callable[[], list[int]]]:
+    """Waits until `endless_advantages` runs; ids of its process and of the child that it started."""
+    # Open on both ends from the start: the function needn't wait for its reader, nor the reader for ever for it.
+    pipe = os.open(grpo / "pids", os.O_RDWR | os.O_NONBLOCK)
+
+    def told() -> list[int]:
+        ready, _, _ = select.select([pipe], [], [], PATIENCE_S)
+        assert ready, f"endless_advantages was not called within {PATIENCE_S} s"
+        return [int(word) for word in os.read(pipe, 100).split()]
+
+    yield told
+    os.close(pipe)
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_typescript_client_checks_reads_and_cancels(
-    client: Path, grpo: Path, user_python: str, deaths: Any
+    client: Path, grpo: Path, user_python: str, endless_pids: Callable[[], list[int]], deaths: Any
 ) -> None:
-    # A reader and writer of the pipe from the start, so that the function under test need not wait for one.
-    pipe = os.open(grpo / "pids", os.O_RDWR | os.O_NONBLOCK)
     command = ["node", str(client), str(grpo), user_python, sys.executable, "-m", "rltriage", "serve"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -49,7 +47,6 @@ def test_the_typescript_client_checks_reads_and_cancels(
     assert seen["progress"]
     assert seen["progress"] == sorted(set(seen["progress"]))
     assert seen["aborted"] == "aborted"
-    running = [int(word) for word in os.read(pipe, 100).split()]
-    os.close(pipe)
+    running = endless_pids()
     assert len(running) == 2
     assert deaths(running).survivors(5.0) == []

@@ -25,6 +25,9 @@ from rltriage_probes.contract import (
     Violates,
 )
 
+# Warnings of the functions under examination are not errors of ours.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 DATA = Path(__file__).parent / "data"
 GRPO = {"algorithm": "grpo", "group_size": 4}
 
@@ -112,6 +115,8 @@ RIGHT = {
     "welford": f"{STD1}, std + eps, eps=1e-08",
     "standardised_with_layer_norm": f"{STD0}, sqrt(var + eps), eps=1e-06",
     "columns_are_samples": f"{STD1}, std + eps, eps=1e-06",
+    "rewards_are_zero_elsewhere": f"{NO_STD}, adds up token rewards, which are 0 behind the mask",
+    "whitened_over_tokens": f"{NO_STD}, whitened over the trained tokens, ddof=1",
 }
 """What each right function is recognised as; the beginning, where the rest can't be told apart."""
 
@@ -146,8 +151,8 @@ def test_a_method_is_checked_with_the_settings_of_its_object() -> None:
     assert convention_of(result) == f"{STD1}, std + eps, eps=1e-06"
 
 
-@pytest.mark.parametrize("group_size", [2, 3, 5, 8, 16])
-@pytest.mark.parametrize("name", ["view_mean_std", "rloo_factor", "population_std", "by_uid", "numpy_groups"])
+@pytest.mark.parametrize("group_size", [2, 5, 16])
+@pytest.mark.parametrize("name", ["view_mean_std", "rloo_factor", "by_uid", "numpy_groups"])
 def test_the_declared_group_size_changes_no_verdict(name: str, group_size: int) -> None:
     result = check(f"advantages_right.py:{name}", {"algorithm": "grpo", "group_size": group_size})
 
@@ -244,10 +249,10 @@ def test_without_a_declared_algorithm_a_baseline_is_recognised_and_not_judged(na
     assert findings(check(f"advantages_wrong.py:{name}", {"algorithm": "reinforce_pp"})) == []
 
 
-@pytest.mark.parametrize("intent", [{}, GRPO], ids=["undeclared", "grpo"])
 @pytest.mark.parametrize("name", functions_of("advantages_strange.py"))
-def test_an_unknown_formula_diverges_and_is_never_called_a_bug(name: str, intent: Mapping[str, Any]) -> None:
-    result = check(f"advantages_strange.py:{name}", intent)
+def test_an_unknown_formula_diverges_and_is_never_called_a_bug(name: str) -> None:
+    """Under a declared GRPO, which makes more options pitfalls than no declaration does."""
+    result = check(f"advantages_strange.py:{name}", GRPO)
 
     assert findings(result) == []
     assert isinstance(outcome_of(result, "formula"), Diverges)

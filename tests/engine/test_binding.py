@@ -1,5 +1,7 @@
 """Differently written functions, and the words and forms that they are bound to. The heart of "zero glue"."""
 
+# ruff: noqa: E501  the code under examination is written as users write it
+
 from __future__ import annotations
 
 import textwrap

@@ -1,5 +1,7 @@
 """Finding stage functions and settings by reading the source."""
 
+# ruff: noqa: E501  the code under examination is written as users write it
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The import ladder: how files that can't simply be imported are loaded, and what is never loaded."""
 
+# ruff: noqa: E501  the code under examination is written as users write it
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -238,15 +238,14 @@ async def test_a_function_killed_from_outside_is_reported_as_lack_of_memory(fork
 
 async def test_a_file_that_cannot_be_imported_gives_a_reason(forking, write):
     root = write("""
-        raise ValueError("no GPU in this container")
         def advantages(rewards, group_size):
-            return rewards
+            return rewards -
     """)
 
     result = await check(forking, root)
 
-    assert kinds(result) <= {"not_run", "raised"}
-    assert "no GPU in this container" in said(result)
+    assert kinds(result) == {"not_run"}
+    assert "line 3" in said(result)
 
 
 async def test_a_project_folder_that_is_not_there_is_a_bad_request(forking, tmp_path):
@@ -318,7 +317,9 @@ async def test_a_forked_copy_that_runs_on_through_the_probe_gives_no_second_answ
         """
     import os
     def advantages(rewards, group_size):
-        os.fork()
+        if not os.path.exists("once"):
+            open("once", "w").close()
+            os.fork()
         r = rewards.view(-1, group_size)
         return ((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)).flatten()
     """
@@ -453,7 +454,7 @@ async def test_progress_arrives_while_the_run_goes_on(forking, write):
     with anyio.fail_after(WAIT_S):
         await forking.check(root=root, target=TARGET, on_progress=heard.append)
 
-    assert heard
+    assert heard[0].says == "loading algo.py:advantages"
     assert all(0 <= p.done <= max(p.total, 1) and p.says for p in heard)
 
 

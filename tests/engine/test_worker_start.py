@@ -82,7 +82,10 @@ async def test_without_torch_a_project_can_be_searched_for_stage_functions(witho
     with anyio.fail_after(WAIT_S):
         discovered = await without_torch.discover(tmp_path)
 
+        located = await without_torch.locate(tmp_path, ("json", "no_such_package"))
+
     assert discovered.files_read == 1
+    assert list(located.packages) == ["json"]
 
 
 @pytest.mark.parametrize("spawn", ["", "1"], ids=["forked", "spawned"])
@@ -204,7 +207,7 @@ def test_nothing_but_the_probes_becomes_importable(bare, tmp_path):
         "print([n for n in ('pydantic', 'rltriage', 'contract', 'model', 'loss', 'boot') if f(n)])"
     )
 
-    run = subprocess.run([bare, "-c", script], capture_output=True, text=True, timeout=WAIT_S)
+    run = subprocess.run([bare, "-E", "-c", script], capture_output=True, text=True, timeout=WAIT_S)
 
     assert run.stdout.strip() == "[]", run.stderr
 

@@ -142,12 +142,12 @@ def test_a_command_on_the_path_can_be_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("gone/python", "doesn't exist"), ("data", "without a Python"), ("file", "can't be run")]
+    ("name", "what"), [("gone/python", "doesn't exist"), ("data", "without a Python"), ("notes", "can't be run")]
 )
 def test_a_named_interpreter_that_cannot_be_used_is_an_error_that_says_what_to_write(tmp_path, name, what):
     own = environment(tmp_path / ".venv")
     (tmp_path / "data").mkdir()
-    (tmp_path / "file").write_text("")
+    (tmp_path / "notes").write_text("")
 
     with pytest.raises(InterpreterError) as caught:
         find(tmp_path, named=name)

@@ -81,14 +81,15 @@ NOT_MONOTONE = Pitfall(
 def axes(subject: Subject) -> tuple[Axis, ...]:
     """The axes as they concern this function under the declared intent."""
     grouped = str(subject.intent.get("algorithm", "")).lower() in GROUPED
-    return tuple(probing.keep(a, subject) for a in (*_statistics(grouped), *_bookkeeping(subject)))
+    on_tokens = "completion_mask" in subject.bound.names and "is_last_step" not in subject.bound.names
+    return tuple(probing.keep(a, subject) for a in (*_statistics(grouped, on_tokens), *_bookkeeping(subject)))
 
 
 def _baselined(options: Mapping[str, str]) -> bool:
     return options["groups"] != "single"
 
 
-def _statistics(grouped: bool) -> tuple[Axis, ...]:
+def _statistics(grouped: bool, on_tokens: bool) -> tuple[Axis, ...]:
     return (
         Axis(
             name="groups",
@@ -152,13 +153,16 @@ def _statistics(grouped: bool) -> tuple[Axis, ...]:
                 Option(name="none", standing="standard"),
                 Option(name="whiten1", says="whitened over the batch, ddof=1", source="REINFORCE++-baseline"),
                 Option(name="whiten0", says="whitened over the batch, ddof=0", source="OpenRLHF, rllm"),
-                Option(name="tokens1", says="whitened over the trained tokens, ddof=1", source="verl REINFORCE++-baseline"),
-                Option(name="tokens0", says="whitened over the trained tokens, ddof=0", source="OpenRLHF"),
+                *(_TOKEN_WHITENING if on_tokens else ()),
             ),
         ),
     )  # fmt: skip
 
 
+_TOKEN_WHITENING = (
+    Option(name="tokens1", says="whitened over the trained tokens, ddof=1", source="verl REINFORCE++-baseline"),
+    Option(name="tokens0", says="whitened over the trained tokens, ddof=0", source="OpenRLHF"),
+)
 MASK_PROMISED = (
     r"nothing .{0,40}(part of|counts?)", r"mask\w*.{0,120}(not (a )?part|not count|excluded|ignored|rejected)",
     r"(masked|padded|padding).{0,60}(ignored|excluded|not counted|do(es)? not count|never read)",
@@ -362,10 +366,18 @@ def _group_of(s: Seen, choice: str) -> Tensor:
 def _advantages(s: Seen, options: Options, knobs: Knobs) -> Tensor:
     r = s.remember(("scores", options.get("score")), lambda: _scores(s, options))
     centred = r if options["groups"] == "single" else _scaled(r, s, options, knobs)
-    if options["after"].startswith("whiten"):
-        var = centred.var(correction=1 if options["after"] == "whiten1" else 0)
-        centred = (centred - centred.mean()) * torch.rsqrt(var + 1e-8)
-    return centred
+    return centred if options["after"] == "none" else _whitened(centred, s, options["after"])
+
+
+def _whitened(rows: Tensor, s: Seen, after: str) -> Tensor:
+    """Zero mean and unit variance over the rows, or over the trained tokens, of which each carries its row's value."""
+    mask = s.inputs["completion_mask"]
+    assert isinstance(mask, Tensor)
+    weight = (mask > 0).sum(1).to(rows.dtype) if after.startswith("tokens") else torch.ones_like(rows)
+    total = weight.sum()
+    deviation = rows - (weight * rows).sum() / total
+    var = (weight * deviation.square()).sum() / (total - (1 if after.endswith("1") else 0))
+    return deviation * torch.rsqrt(var + 1e-8)
 
 
 class _Stats(NamedTuple):
@@ -458,19 +470,7 @@ def _laid_out(per_row: Tensor, s: Seen, options: Options) -> Tensor:
             return rows[:, None] * mask[_scored_rows(s)][source]
         if options.get("spread") == "own" and s.value.dim() == 2:
             return rows[:, None] * mask
-    if s.value.dim() == 1:
-        return rows
-    spread = rows[:, None].expand_as(s.value)
-    return _whitened(spread, mask, options["after"]) if options["after"].startswith("tokens") else spread
-
-
-def _whitened(a: Tensor, mask: Tensor, after: str) -> Tensor:
-    """Zero mean and unit variance over the tokens inside the mask."""
-    inside = mask > 0
-    if inside.shape != a.shape:
-        return a
-    tokens = a[inside]
-    return (a - tokens.mean()) * torch.rsqrt(tokens.var(correction=1 if after == "tokens1" else 0) + 1e-8)
+    return rows if s.value.dim() == 1 else rows[:, None].expand_as(s.value)
 
 
 def _last_turn(s: Seen) -> Tensor:
@@ -501,6 +501,7 @@ def run(subject: Subject) -> Iterator[Check]:
         probing.knob(
             subject, "eps", ("eps",), EPS_USUAL, fit=(1e-10, 1e5), within=(0.0, 1e6),
             active=lambda o: o["groups"] != "single" and o["scale"] != "none",
+            monotone=(0.0, EPS_SUSPECT),
         ),
     )  # fmt: skip
     best = solver.solve(observed, reference, base, knobs)

@@ -21,7 +21,7 @@ from rltriage_probes.logprobs import logprobs
 from rltriage_probes.model import Pitfall
 
 ASKS = "are the saved log-probs those of the saved tokens under the saved logits?"
-CHUNK_BYTES = 32_000_000
+CHUNK_BYTES = 12_000_000
 """Logits handled at once."""
 
 
@@ -70,7 +70,7 @@ def read(path: Path) -> Recording:
     if not isinstance(data, dict):
         raise BadRecording(f"{path.name} holds a {type(data).__name__}, not a dictionary of tensors")
     words = {str(k): _word(str(k)) for k in data}
-    got = {w: data[k] for k, w in words.items() if isinstance(data[k], Tensor)}
+    got = {w: data[k] for k, w in reversed(words.items()) if isinstance(data[k], Tensor)}
     missing = [w for w in ("logits", "token_ids", "logprobs") if w not in got]
     if missing:
         raise BadRecording(f"{path.name} has no {' and no '.join(missing)}; its keys are {', '.join(words) or 'none'}")
@@ -88,8 +88,9 @@ def read(path: Path) -> Recording:
 
 def _word(key: str) -> str:
     """The word of the vocabulary that a key of the file means, or an empty string."""
-    found = resolve(key, "logprobs", ("logits", "token_ids", "logprobs"))
-    return found.word if found is not None else ""
+    found = resolve(key, "policy_loss", ("logits", "token_ids", "logprobs", "old_logprobs", "rollout_logprobs", "labels"))
+    word = found.word if found is not None else ""
+    return {"old_logprobs": "logprobs", "rollout_logprobs": "logprobs", "labels": "token_ids"}.get(word, word)
 
 
 def _normaliser(r: Recording, t: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -105,9 +106,11 @@ def _normaliser(r: Recording, t: float) -> tuple[Tensor, dict[str, Tensor]]:
         if t != 1.0:
             z = z / t
         stop = start + z.shape[0]
-        lse[start:stop] = z.logsumexp(-1)
+        # The fused log_softmax is faster than logsumexp, which makes three passes; z - log_softmax(z) is the same.
+        logp = z.log_softmax(-1)
         own[start:stop] = z.gather(1, ids[start:stop, None]).squeeze(1)
         following_z[start:stop] = z.gather(1, following[start:stop, None]).squeeze(1)
+        lse[start:stop] = own[start:stop] - logp.gather(1, ids[start:stop, None]).squeeze(1)
     return lse, {"aligned": own, "following": following_z}
 
 

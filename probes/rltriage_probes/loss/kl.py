@@ -35,7 +35,7 @@ def _case(name: str) -> Case:
     old = logp + torch.randn(b, t, generator=g) * 0.3
     inputs = {
         "logprobs": logp, "ref_logprobs": ref, "old_logprobs": old, "completion_mask": mask,
-        "attention_mask": mask.long(), "lengths": lengths, "ratio": (logp - old).exp(), "token_count": float(mask.sum()),
+        "attention_mask": mask.long(), "lengths": lengths, "ratio": (logp - old).exp(), "token_count": 1.5 * float(mask.sum()), "row_count": float(b),
     }  # fmt: skip
     return Case(name=name, inputs=inputs)
 
@@ -59,8 +59,10 @@ def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     """β · estimate, [B, T] or averaged."""
     estimate = estimators.reversed_estimate if options["direction"] == "reversed" else estimators.estimate
     logp, ref = surrogate.tensor(s, "logprobs"), surrogate.tensor(s, "ref_logprobs")
-    tokens = estimate(options["estimator"], logp, ref, lambda: _ratio(s)) * knobs.get("beta", 1.0)
-    value = surrogate.aggregated(-tokens if options["sign"] == "minus" else tokens, s, options, knobs)
+    key = ("kl", options["estimator"], options["direction"])
+    tokens = s.remember(key, lambda: estimate(options["estimator"], logp, ref, lambda: _ratio(s)))
+    factor = -knobs["beta"] if options["sign"] == "minus" else knobs["beta"]
+    value = surrogate.aggregated(tokens, s, options, knobs, key) * factor
     return Result(value=value, grads=lambda: surrogate.gradients(value, s))
 
 
@@ -99,7 +101,7 @@ def _observed(subject: Subject, case: Case) -> Seen:
 def _formula_check(seen: list[Seen], base: tuple[Axis, ...], found: Solution | None) -> Check:
     if found is None:
         nearest = {a.name: a.options[0].name for a in base}
-        gap = probing.distance(seen, reference, nearest, {})
+        gap = probing.distance(seen, reference, nearest, {"beta": 1.0, "length": 1.0})
         outcome = probing.diverges("no known KL estimator gives these values", gap)
         return Check(probe="kl.formula", asks=ASKS, outcome=outcome)
     convention = solver.convention(base, found, {k: v for k, v in found.knobs.items() if v != 1.0})

@@ -7,7 +7,7 @@ entropy bonus as the difference that entropies make. Formulas: `surrogate.py` an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +131,11 @@ def _prepare(subject: Subject, case: Case, s: Seen) -> None:
 
 # Reference of the rest
 
+SEQUENCE_WEIGHTED = Option(
+    name="k3 weighted by sequence",
+    says="k3 times the ratio of the sequence",
+    source="TRL GRPOTrainer: use_bias_correction_kl with importance_sampling_level = sequence",
+)
 
 def rest_reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     """β · agg(KL) of one case, advantages being 0."""
@@ -139,15 +144,18 @@ def rest_reference(s: Seen, options: Options, knobs: Knobs) -> Result:
         return Result(value=value, grads=lambda: surrogate.gradients(value, s))
     key = ("kl", *(options[k] for k in ("estimator", "direction", "gradient")))
     tokens = s.remember(key, lambda: _kl_tokens(s, options))
-    tokens = tokens * knobs["beta"]
-    value = surrogate.aggregated(-tokens if options["kl sign"] == "minus" else tokens, s, options, knobs)
+    factor = -knobs["beta"] if options["kl sign"] == "minus" else knobs["beta"]
+    value = surrogate.aggregated(tokens, s, options, knobs, key) * factor
     return Result(value=value, grads=lambda: surrogate.gradients(value, s))
 
 
 def _kl_tokens(s: Seen, options: Options) -> Tensor:
     estimate = estimators.reversed_estimate if options["direction"] == "reversed" else estimators.estimate
     logp, ref = surrogate.tensor(s, "logprobs"), surrogate.tensor(s, "ref_logprobs")
-    out = estimate(options["estimator"], logp, ref, lambda: surrogate.log_ratio(s).exp())
+    by_sequence = options["estimator"] == SEQUENCE_WEIGHTED.name
+    name = "k3 weighted" if by_sequence else options["estimator"]
+    level = "sequence" if by_sequence else "token"
+    out = estimate(name, logp, ref, lambda: surrogate.ratio_at(s, level))
     return out.detach() if options["gradient"] == "cut" else out
 
 
@@ -162,7 +170,9 @@ def rest_axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
         inner = estimators.estimator_axis(with_ratio=with_ratio, wanted=wanted, pitfall=estimators.ESTIMATOR)
         # a weight that is known to be 0 switches the term off
         at = 0 if subject.bound.settings.get("beta") == 0 else 1
-        estimator = Axis(name="estimator", options=(*inner.options[:at], none, *inner.options[at:]))
+        more = (probing.wrong_here(SEQUENCE_WEIGHTED, estimators.ESTIMATOR, wanted not in ("", "k3", "k3+")),)
+        options = (*inner.options[:at], none, *inner.options[at:], *(more if with_ratio else ()))
+        estimator = Axis(name="estimator", options=options)
     on = lambda o: o["estimator"] != "none"  # noqa: E731
     plain = surrogate.aggregation(subject, reduced)
     mask = surrogate.masking(subject, reduced)
@@ -192,21 +202,32 @@ def rest_axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
 
 
 def clip_knobs(subject: Subject) -> tuple[Knob, ...]:
-    """Clip distances and the dual clip: known, written in the function, or usual."""
+    """Clip distances, caps and the constant denominator: known, written in the function, or usual."""
     clipping = lambda o: o["surrogate"] in surrogate.CLIPPING  # noqa: E731
     apart = lambda o: clipping(o) and o["bounds"] == "apart" or o["surrogate"] in surrogate.UPPER_ONLY  # noqa: E731
-    capped = lambda o: o["surrogate"] == "dual"  # noqa: E731
-    near = (1e-5, 8.0)
     return (
+        _clip_knob(subject, "clip_low", ("clip_low", "clip"), (0.2, 3e-4, 0.1), clipping, fit=(1e-4, 5.0)),
+        _clip_knob(subject, "clip_high", ("clip_high", "clip"), (0.28, 4e-4, 0.272, 0.2), apart),
         probing.knob(
-            subject, "clip_low", ("clip_low", "clip"), (0.2, 3e-4, 0.1), active=clipping, fit=(1e-4, 5.0), within=near
+            subject, "dual_clip", ("dual_clip",), (3.0, 4.0, 10.0), active=lambda o: o["surrogate"] == "dual", within=(1.01, 1e2)
         ),
         probing.knob(
-            subject, "clip_high", ("clip_high", "clip"), (0.28, 4e-4, 0.272, 0.2), active=apart, fit=(1e-4, 8.0), within=near
+            subject, "cap", ("clip_high", "clip"), (5.0,), active=lambda o: o["surrogate"] == "cispo absolute", within=(1.01, 1e2)
         ),
-        probing.knob(subject, "dual_clip", ("dual_clip",), (3.0, 4.0, 10.0), active=capped, within=(1.0, 1e4)),
         surrogate.length_knob(subject),
     )  # fmt: skip
+
+
+def _clip_knob(
+    subject: Subject, name: str, words: tuple[str, ...], usual: tuple[float, ...], active: Callable[[Options], bool],
+    fit: tuple[float, float] | None = None,
+) -> Knob:  # fmt: skip
+    """A clip distance; a function that hard-codes it writes 0.2, or the bounds 0.8 and 1.2."""
+    known = probing.knob(subject, name, words, usual, active=active)
+    if known.known:
+        return known
+    written = [d for x in subject.literals for d in (x, round(1 - x, 12), round(x - 1, 12)) if 1e-5 <= d < 1.0]
+    return Knob(name=name, values=tuple(dict.fromkeys([*written[:6], *usual]))[: max(len(usual), 5)], active=active, fit=fit)
 
 
 def beta_knob(subject: Subject) -> Knob:
@@ -218,6 +239,9 @@ def beta_knob(subject: Subject) -> Knob:
 
 
 # The probe
+
+BUDGET = 50_000
+"""Combinations tried for the surrogate: two pitfalls with a usual rest lie well before that."""
 
 
 def run(subject: Subject) -> Iterator[Check]:
@@ -263,7 +287,7 @@ def _compared(s: Seen) -> Tensor:
 
 def _solve_policy(subject: Subject, parts: Parts) -> Solution | None:
     axes = surrogate.axes(subject, parts.reduced)
-    return solver.solve(parts.policy, surrogate.reference, axes, clip_knobs(subject))
+    return solver.solve(parts.policy, surrogate.reference, axes, clip_knobs(subject), budget=BUDGET)
 
 
 def _policy_check(subject: Subject, parts: Parts, policy: Solution | None) -> Check:
@@ -291,7 +315,7 @@ def _without_graph(named: Named) -> Named:
 
 
 def _all_knobs(policy: Solution) -> Knobs:
-    return {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "length": 1.0, **policy.knobs}
+    return {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "cap": 5.0, "length": 1.0, **policy.knobs}
 
 
 def _severity(subject: Subject, policy: Solution) -> Severity:

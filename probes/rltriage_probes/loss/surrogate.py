@@ -86,7 +86,7 @@ PITFALLS = (
 CLIPPING = frozenset({
     "clip", "dual", "max", "no min", "blind", "swapped", "lower only", "cispo", "cispo leak", "log clip", "geometric", "no one",
 })  # fmt: skip
-UPPER_ONLY = frozenset({"upper only", "cispo upper", "cispo absolute"})
+UPPER_ONLY = frozenset({"upper only", "cispo upper", "cispo upper leak"})
 """Surrogates that know one bound, the upper one."""
 NO_RATIO = ("reinforce",)
 Reduced = Literal["scalar", "rows", "tokens"]
@@ -165,7 +165,7 @@ def _surrogate(subject: Subject) -> Axis:
         for o in (
             Option(name="cispo", says="CISPO weight, clipped on both sides", source="verl"),
             Option(name="cispo upper", says="CISPO weight capped at 1 + ε", source="open-instruct"),
-            Option(name="cispo absolute", says="CISPO weight capped at ε", source="TRL, Liger"),
+            Option(name="cispo absolute", says="CISPO weight capped at a bound that is not added to 1", source="TRL, Liger"),
         )
     )
     return Axis(
@@ -187,6 +187,7 @@ def _surrogate(subject: Subject) -> Axis:
             probing.as_pitfall("lower only", CLIP_ONE_SIDED),
             probing.as_pitfall("no one", CLIP_NO_ONE),
             probing.as_pitfall("cispo leak", CISPO_GRADIENT),
+            probing.as_pitfall("cispo upper leak", CISPO_GRADIENT),
         ),
     )
 
@@ -298,9 +299,9 @@ def masking(subject: Subject, reduced: Reduced) -> Axis:
 
 def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     """-agg(surrogate) and its gradient with respect to whatever log-prob the function was given."""
-    tokens = s.remember(("pg", *(options[k] for k in ("level", "surrogate", "bounds", "adv")), *knobs.values()),
-                        lambda: _tokens(s, options, knobs))  # fmt: skip
-    value = aggregated(tokens if options["sign"] == "plus" else -tokens, s, options, knobs)
+    key = ("pg", *(options[k] for k in ("level", "surrogate", "bounds", "adv")), *(v for k, v in knobs.items() if k != "length"))
+    value = aggregated(s.remember(key, lambda: _tokens(s, options, knobs)), s, options, knobs, key)
+    value = value if options["sign"] == "plus" else -value
     return Result(value=value, grads=lambda: gradients(value, s))
 
 
@@ -334,7 +335,8 @@ def log_ratio(s: Seen) -> Tensor:
     return tensor(s, "logprobs") - tensor(s, "old_logprobs").detach()
 
 
-def _ratio(s: Seen, level: str) -> Tensor:
+def ratio_at(s: Seen, level: str) -> Tensor:
+    """Importance ratio [B, T] at a level of the `level` axis."""
     d = log_ratio(s)
     mask = tensor(s, "completion_mask")
     logp = tensor(s, "logprobs")
@@ -363,11 +365,13 @@ def _tokens(s: Seen, options: Options, knobs: Knobs) -> Tensor:
     kind = options["surrogate"]
     if kind == "reinforce":
         return a * logp
-    r = _ratio(s, options["level"])
+    r = ratio_at(s, options["level"])
     if kind == "none":
         return r * a
     if kind == "weighted":
         return r.detach() * a * logp
+    if kind == "cispo absolute":
+        return r.clamp(max=knobs["cap"]).detach() * a * logp
     if kind in UPPER_ONLY:
         return _capped(kind, r, a, logp, knobs["clip_high"])
     low = knobs["clip_low"]
@@ -382,7 +386,7 @@ def _capped(kind: str, r: Tensor, a: Tensor, logp: Tensor, high: float) -> Tenso
     made: dict[str, Callable[[], Tensor]] = {
         "upper only": lambda: torch.minimum(r * a, r.clamp(max=1 + high) * a),
         "cispo upper": lambda: r.clamp(max=1 + high).detach() * a * logp,
-        "cispo absolute": lambda: r.clamp(max=high).detach() * a * logp,
+        "cispo upper leak": lambda: r.clamp(max=1 + high) * a * logp,
     }
     return made[kind]()
 
@@ -424,17 +428,38 @@ def _advantage(s: Seen, choice: str) -> Tensor:
     return -a if choice == "negated" else a
 
 
-def aggregated(tokens: Tensor, s: Seen, options: Options, knobs: Knobs) -> Tensor:
-    """[B, T] -> scalar, [B] or the matrix itself, under the axes `agg` and `mask`."""
+AGGREGATIONS = (
+    "token-mean", "sequence-mean", "sequence-sum", "sum", "padded", "constant", "over constant", "given count", "given rows",
+)  # fmt: skip
+MASKINGS = ("own", "missing", "inverted", "numerator", *SHIFTS)
+_PLACE = {pair: i for i, pair in enumerate((a, m) for a in AGGREGATIONS for m in MASKINGS)}
+
+
+def aggregated(tokens: Tensor, s: Seen, options: Options, knobs: Knobs, key: tuple[object, ...]) -> Tensor:
+    """[B, T] -> scalar, [B] or the matrix itself, under the axes `agg` and `mask`; `key` stands for `tokens` in the memo."""
     agg, masking_ = options["agg"], options["mask"]
     if agg == "none":
         return tokens
-    length = knobs.get("length", 1.0)
-    weights = s.remember(("weights", agg, masking_, length), lambda: _weights(s, agg, masking_, length))
-    return (tokens * weights).sum(-1) if agg in ("row mean", "row sum") else (tokens * weights).sum()
+    if agg in ("row mean", "row sum"):
+        return (tokens * _weights(s, agg, masking_)).sum(-1)
+    length = knobs["length"] if agg in ("constant", "over constant") else 1.0
+    if tokens.requires_grad:
+        return (tokens * _weights(s, agg, masking_)).sum() / length
+    # the search asks for every mean of the same tokens: one product gives them all
+    totals = s.remember(("totals", *key), lambda: _all_weights(s) @ tokens.flatten())
+    return totals[_PLACE[agg, masking_]] / length
 
 
-def _weights(s: Seen, agg: str, masking_: str, length: float) -> Tensor:
+def _all_weights(s: Seen) -> Tensor:
+    """Weights of the tokens, flat, one row for each way to aggregate and mask."""
+    return s.remember(("all weights",), lambda: torch.stack([_weights(s, a, m).flatten() for a, m in _PLACE]))
+
+
+def _weights(s: Seen, agg: str, masking_: str) -> Tensor:
+    return s.remember(("weights", agg, masking_), lambda: _made_weights(s, agg, masking_))
+
+
+def _made_weights(s: Seen, agg: str, masking_: str) -> Tensor:
     own = tensor(s, "completion_mask")
     ones = torch.ones_like(own)
     zero = torch.zeros_like(own[:, :1])
@@ -455,8 +480,8 @@ def _weights(s: Seen, agg: str, masking_: str, length: float) -> Tensor:
         "padded": lambda: mask / (rows * width),
         "row mean": lambda: mask / lengths,
         "row sum": lambda: mask,
-        "constant": lambda: mask / (rows * length),
-        "over constant": lambda: mask / length,
+        "constant": lambda: mask / rows,
+        "over constant": lambda: mask,
         "given count": lambda: mask / float(s.inputs["token_count"]),  # type: ignore[arg-type]
         "given rows": lambda: mask / lengths / float(s.inputs["row_count"]),  # type: ignore[arg-type]
     }[agg]()

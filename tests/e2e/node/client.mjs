@@ -1,5 +1,7 @@
 // usage: node client.mjs PROJECT PYTHON COMMAND [ARG...]
 // Starts the server over stdio, makes the calls that test_mcp_node.py asks about, prints one JSON object.
+import { existsSync } from "node:fs";
+import { join } from "node:path";
 import { Client } from "@modelcontextprotocol/sdk/client/index.js";
 import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
 
@@ -38,9 +40,9 @@ const endless = call(
   () => "answered",
   () => "aborted",
 );
-// Progress says `binding` or later once the function is being called; any time after that will do.
-setTimeout(() => abort.abort(), 4000);
+const look = setInterval(() => existsSync(join(project, "running")) && abort.abort(), 50);
 const aborted = await endless;
+clearInterval(look);
 
 console.log(
   JSON.stringify({

@@ -322,3 +322,21 @@ def columns_are_samples(rewards, group_size):
     by_sample = rewards.view(-1, group_size).T
     adv = (by_sample - by_sample.mean(0)) / (by_sample.std(0) + 1e-6)
     return adv.T.reshape(-1)
+
+
+def rewards_are_zero_elsewhere(token_level_rewards, response_mask, index):
+    scores = token_level_rewards.sum(-1)
+    groups = defaultdict(list)
+    for i, u in enumerate(index):
+        groups[u].append(i)
+    adv = torch.zeros_like(scores)
+    for rows in groups.values():
+        adv[rows] = scores[rows] - scores[rows].mean()
+    return adv[:, None] * response_mask
+
+
+def whitened_over_tokens(rewards, response_mask, group_size):
+    r = rewards.view(-1, group_size)
+    adv = (r - r.mean(1, keepdim=True)).flatten()[:, None] * response_mask
+    tokens = adv[response_mask.bool()]
+    return (adv - tokens.mean()) * torch.rsqrt(tokens.var() + 1e-8) * response_mask

@@ -254,6 +254,7 @@ def lone_sample_divided(rewards, uids):
 
 
 def sum_over_all_positions(token_level_rewards, response_mask, index, epsilon=1e-6):
+    """Outcome advantages by prompt. Positions outside the mask are excluded from the score."""
     scores = token_level_rewards.sum(dim=-1)
     groups = defaultdict(list)
     for i, u in enumerate(index):
@@ -265,6 +266,7 @@ def sum_over_all_positions(token_level_rewards, response_mask, index, epsilon=1e
 
 
 def sum_in_groups(token_level_scores, completion_mask, num_generations):
+    """The score of a row is the sum over its trained tokens; what the mask hides is not part of it."""
     score = torch.einsum("nt->n", token_level_scores).view(-1, num_generations)
     adv = (score - score.mean(1, keepdim=True)).flatten()
     return adv[:, None] * completion_mask
@@ -400,12 +402,14 @@ def blocks_and_variance(rewards, num_generations):
 
 
 def unmasked_and_sign(token_level_rewards, response_mask, num_generations):
+    """The score of a row is the sum over its trained tokens; what the mask hides is not part of it."""
     s = token_level_rewards.sum(-1).view(-1, num_generations)
     adv = (s.mean(1, keepdim=True) - s) / (s.std(1, keepdim=True) + 1e-6)
     return adv.flatten()[:, None] * response_mask
 
 
 def unmasked_and_eps(token_level_rewards, response_mask, num_generations):
+    """The score of a row is the sum over its trained tokens; what the mask hides is not part of it."""
     s = token_level_rewards.sum(-1).view(-1, num_generations)
     adv = (s - s.mean(1, keepdim=True)) / (s.std(1, keepdim=True) + 1.0)
     return adv.flatten()[:, None] * response_mask
@@ -421,6 +425,7 @@ def no_baseline_and_sign(rewards, response_mask):
 
 
 def unmasked_and_axis(token_level_rewards, response_mask, num_generations):
+    """The score of a row is the sum over its trained tokens; what the mask hides is not part of it."""
     s = token_level_rewards.sum(-1).view(-1, num_generations)
     return (s - s.mean(0, keepdim=True)).flatten()[:, None] * response_mask
 

@@ -38,5 +38,6 @@ def endless_advantages(rewards, group_size):
     """Starts a child, says who is there on the pipe beside this file, and never returns."""
     child = subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(60)"])
     Path(__file__).with_name("pids").write_text(f"{os.getpid()} {child.pid}")
+    Path(__file__).with_name("running").touch()
     while True:
         pass
