@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rltriage_probes import aliases, invoke
+from rltriage_probes import aliases, invoke, reports
 from rltriage_probes.contract import BindingReport
 from rltriage_probes.filling import SCALARS, WordSource
-from rltriage_probes.forms import DERIVED, SAMPLE_WORDS, Call, Form, Layout, Missing, Mode, forms_for
+from rltriage_probes.forms import DERIVED, ROW_WORDS, SAMPLE_WORDS, Call, Form, Layout, Missing, Mode, forms_for
 from rltriage_probes.invoke import NotReached, WrongShape
 from rltriage_probes.model import CallFailed, Observation
 from rltriage_probes.selfs import Box
 
 if TYPE_CHECKING:
-    from rltriage_probes.binding import Binder
+    from rltriage_probes.binder import Binder
 
 
 class Bound:
@@ -36,7 +36,15 @@ class Bound:
         self._mode: Mode = next((f.mode for f in forms.values() if f.mode != "batch"), "batch")  # pyright: ignore[reportAttributeAccessIssue]
         self._rewards_form = next((f.name for f in forms.values() if f.word == "rewards"), "")
         self._sources = list(binder.plan.words())
+        have = {w.word for w in self._sources}
+        self._dense = (
+            self._role.name in ("policy_loss", "kl")
+            and not have & {"completion_mask", "attention_mask"}
+            and (layout in ("packed", "ragged") or "lengths" in have)
+        )
+        """Lengths in place of a mask: the function gets the trained tokens of a row and no others."""
         self._returns = ""
+        self._no_grad = layout == "arrays"
         self.report = BindingReport()
         self.names: frozenset[str] = frozenset()
         self.settings: Mapping[str, Any] = {}
@@ -44,9 +52,15 @@ class Bound:
     # The protocol
 
     def call(self, inputs: Mapping[str, Any], wrt: Sequence[str] = (), dtype: str = "float32") -> Observation:
-        values, roots = invoke.leaves(inputs, wrt, dtype)
+        values, roots = invoke.leaves(inputs, () if self._no_grad else wrt, dtype)
         versions = {k: v._version for k, v in values.items() if hasattr(v, "_version")}  # noqa: SLF001  torch has no other
-        value = self._value(values)
+        try:
+            value = self._value(values)
+        except CallFailed as e:
+            if not roots or not self._scores_in_numpy(e):
+                raise
+            self._no_grad = True
+            return self.call(inputs, (), dtype)
         mutated = tuple(k for k, n in versions.items() if values[k]._version != n)  # noqa: SLF001
         return invoke.observe(value, roots, dtype, mutated, self._root, self._file)
 
@@ -56,8 +70,13 @@ class Bound:
 
     # Inside
 
+    def _scores_in_numpy(self, e: CallFailed) -> bool:
+        """Whether a function that nobody differentiates left torch; a loss that does so is broken."""
+        return self._role.name != "policy_loss" and "numpy() on Tensor that requires grad" in e.error
+
     def _value(self, values: Mapping[str, Any]) -> Any:
-        call = Call(values, self._layout)
+        order = _kept_first(values) if self._dense else None
+        call = Call(values if order is None else _compacted(values, order), self._layout)
         result = self._run(call)
         part = self._extract(result)
         try:
@@ -69,7 +88,8 @@ class Bound:
                 raise CallFailed(f"returns {e}", "") from None
             raise
         self._last = got.says
-        return self._in_sample_order(got.value, call)
+        value = self._in_sample_order(got.value, call)
+        return value if order is None or value.shape != order.shape else value.gather(1, order.argsort(1))
 
     def _in_sample_order(self, value: Any, call: Call) -> Any:
         """Undoes the grouping of a form that handed the samples over group by group."""
@@ -231,7 +251,7 @@ class Bound:
                 names.discard(word)
         for form in self._forms.values():
             names |= _used_by(form, inputs)
-        if self._layout != "padded":
+        if self._layout in ("packed", "ragged") or self._dense:
             names |= {
                 w
                 for w in ("completion_mask", "lengths", "attention_mask")
@@ -246,8 +266,25 @@ class Bound:
         self._returns = self._last if self._where == "the result" else f"{self._last} ({self._where})"
         if self._mode != "batch":
             self._returns += f", called {self._mode}"
-        self.report = BindingReport(slots=binder.slots(), returns=self._returns)
+        self.report = BindingReport(slots=reports.slots(binder), returns=self._returns)
         return self
+
+
+def _kept_first(values: Mapping[str, Any]) -> Any:
+    """For each row the columns that the mask keeps, then the others; None without a mask."""
+    mask = values.get("completion_mask")
+    return None if mask is None else mask.eq(0).long().argsort(dim=1, stable=True)
+
+
+def _compacted(values: Mapping[str, Any], order: Any) -> dict[str, Any]:
+    """The inputs with each row's kept tokens moved to the front."""
+    out = dict(values)
+    for word, value in values.items():
+        if word in ROW_WORDS and getattr(value, "shape", None) == order.shape:
+            out[word] = value.gather(1, order)
+    if "lengths" in out:
+        out["lengths"] = values["completion_mask"].ne(0).sum(1)
+    return out
 
 
 def _used_by(form: Form, inputs: Mapping[str, Any]) -> set[str]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import sys
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rltriage_probes import binding, loading, registry
@@ -34,8 +31,7 @@ RECORDINGS = (".pt", ".pth")
 def check(request: CheckRequest, progress: Progress | None = None) -> TargetResult:
     """The checks of one target. What the user's code does wrong is an outcome, never an exception."""
     started = time.perf_counter()
-    with _printed() as printed:
-        checks, loaded, bound = _checks(request, progress or (lambda done, total, says: None))
+    checks, loaded, bound = _checks(request, progress or (lambda done, total, says: None))
     spec = request.target
     return TargetResult(
         name=spec.name,
@@ -46,7 +42,6 @@ def check(request: CheckRequest, progress: Progress | None = None) -> TargetResu
         loaded=loaded,
         binding=bound,
         seconds=time.perf_counter() - started,
-        printed=clip_text(printed.getvalue()[-2000:]),
     )
 
 
@@ -119,15 +114,3 @@ def _failure(e: CallFailed | NotReached, case: str) -> Outcome:
 
 def _single(role: str, asks: str, outcome: Outcome) -> Check:
     return Check(probe=f"{role}.call", asks=asks or "can the function be called?", outcome=outcome)
-
-
-@contextmanager
-def _printed() -> Generator[io.StringIO, None, None]:
-    """What the user's code prints through Python, kept for the report."""
-    kept = io.StringIO()
-    out, err = sys.stdout, sys.stderr
-    try:
-        with redirect_stdout(kept), redirect_stderr(kept):
-            yield kept
-    finally:
-        sys.stdout, sys.stderr = out, err

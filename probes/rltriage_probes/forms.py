@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-Layout = Literal["padded", "ragged", "packed"]
+Layout = Literal["padded", "ragged", "packed", "arrays"]
+"""How rows of unequal length are handed over; `arrays` is `padded` in numpy."""
 Mode = Literal["batch", "per group", "per row"]
 
 ROW_WORDS = frozenset(
@@ -52,16 +53,17 @@ class Call:
         raise Missing(word)
 
     def lengths(self) -> list[int]:
-        """Tokens of each row up to the last one that any mask keeps."""
-        for word in ("lengths",):
-            if word in self.inputs:
-                return [int(n) for n in self.inputs[word]]
+        """Tokens of each row: as many as are said, and no fewer than up to the last one that the mask keeps."""
+        said = self.inputs.get("lengths")
         mask = self.inputs.get("completion_mask")
         if mask is None:
-            mask = self.inputs.get("attention_mask")
+            mask = self.inputs.get("attention_mask") if said is None else None
         if mask is not None and mask.dim() == 2:
             columns = mask.shape[1]
-            return [next((n for n in range(columns, 0, -1) if row[n - 1]), 1) for row in mask.detach().bool().tolist()]
+            kept = [next((n for n in range(columns, 0, -1) if row[n - 1]), 1) for row in mask.detach().bool().tolist()]
+            return kept if said is None else [max(int(n), k) for n, k in zip(said, kept, strict=False)]
+        if said is not None:
+            return [int(n) for n in said]
         some = next(v for k, v in self.inputs.items() if k in ROW_WORDS and getattr(v, "ndim", 0) >= 2)
         return [int(some.shape[1])] * int(some.shape[0])
 
@@ -116,26 +118,47 @@ class Hints:
         return re.search(pattern, self.text, re.I) is not None
 
     def shape(self) -> tuple[str, ...] | None:
-        """Dimensions written in the docstring, e.g. `("B", "T")`; None where there are none."""
-        for found in re.finditer(r"[\[(]([^\[\]()]*)[\])]", self.doc.replace("**", " ")):
-            parts = [p.strip() for p in found[1].split(",")]
-            closed = found[1].rstrip().endswith(",")
-            parts = [p for p in parts if p]
-            if parts and all(re.fullmatch(r"[A-Za-z_]\w{0,24}(?:\s*[-+*/]\s*\w+)*|\d+|\.\.\.", p) for p in parts):
-                if (
-                    len(parts) > 1
-                    or closed
-                    or (found[0][0] == "[" or re.fullmatch(r"[A-Z][A-Za-z]?|batch\w*|bs\w*|b|n", parts[0]))
-                ):
-                    if not (
-                        len(parts) == 1
-                        and parts[0].lower() in ("optional", "default", "str", "int", "float", "bool", "tensor", "list")
-                    ):
-                        return tuple(parts)
-        return None
+        """Dimensions written in the docstring, e.g. `("B", "T")`; None where there are none.
+
+        In a sentence about several inputs the shape that follows this one's name counts.
+        """
+        doc = self.doc.replace("**", " ")
+        own = re.search(rf"\b{re.escape(self.name)}`{{0,2}}\s*(?=[\[(])", doc) if self.name else None
+        found = _shape_in(doc[own.end() :]) if own else None
+        return found or _shape_in(doc)
 
     def isinstance_str(self) -> bool:
         return bool(self.signs & {"isinstance str", "each isinstance str"})
+
+
+_DIMENSION = re.compile(r"[A-Za-z_]\w{0,24}(?:\s*[-+*/]\s*\w+)*|\d+|\.\.\.")
+_NO_SHAPE = frozenset("optional default str int float bool tensor list".split())
+
+
+def _shape_in(doc: str) -> tuple[str, ...] | None:
+    for found in re.finditer(r"[\[(]([^\[\]()]*)[\])]", doc):
+        parts = [p for p in (p.strip() for p in found[1].split(",")) if p]
+        if not parts or not all(map(_DIMENSION.fullmatch, parts)):
+            continue
+        several = len(parts) > 1 or found[1].rstrip().endswith(",")
+        lone = found[0][0] == "[" or re.fullmatch(r"[A-Z][A-Za-z]?|batch\w*|bs\w*|b|n", parts[0])
+        if several or (lone and parts[0].lower() not in _NO_SHAPE):
+            return tuple(parts)
+    return None
+
+
+_SHAPE = r"\[\s*\w+\s*(?:,\s*\w+\s*)*\]|\(\s*\w+\s*(?:,\s*\w+\s*)+\)"
+_COMMON = re.compile(
+    rf"({_SHAPE})\s*(?:,?\s*(?:each|both|throughout|all of them)\b|(?:float |bool |long |\w+ )?(?:tensors|arrays|inputs)\b)"
+    rf"|\b(?:all|every|both|each|everything|tensors|arrays|inputs|arguments)\b[^.;:\n\[(]{{0,40}}?({_SHAPE})",
+    re.I,
+)
+
+
+def common_shape(doc: str) -> str:
+    """The shape that a docstring gives for all inputs at once, e.g. `[B, T] each`; empty where it gives none."""
+    found = _COMMON.search(doc)
+    return (found[1] or found[2]) if found else ""
 
 
 _TIME = re.compile(
@@ -182,6 +205,8 @@ DERIVED: dict[str, tuple[str, ...]] = {
 
 def forms_for(word: str, hints: Hints, layout: Layout) -> tuple[Form, ...]:
     """Forms of a word in the order in which they are tried; the first is the likeliest."""
+    if layout == "arrays":
+        return tuple(_in_numpy(f) for f in forms_for(word, hints, "padded"))
     if layout == "ragged" and word in ROW_WORDS and word != "advantages":
         return _ragged(word, hints)
     if layout == "packed" and word in ROW_WORDS and word != "advantages":
@@ -204,6 +229,15 @@ def _form(word: str, name: str, apply: Callable[[Any, Call], Any], mode: Mode = 
 
 def _same(value: Any, call: Call) -> Any:
     return value
+
+
+def _in_numpy(form: Form) -> Form:
+    def apply(value: Any, call: Call) -> Any:
+        given = form.apply(value, call)
+        return _numpy(given) if hasattr(given, "detach") else given
+
+    name = f"numpy {form.name}" if form.name and "numpy" not in form.name else form.name
+    return Form(name=name, word=form.word, apply=apply, mode=form.mode)
 
 
 def _summed(value: Any, call: Call) -> Any:
@@ -293,10 +327,15 @@ def _cu_seqlens(hints: Hints, layout: Layout) -> tuple[Form, ...]:
 
 
 def _lengths(hints: Hints, layout: Layout) -> tuple[Form, ...]:
-    def apply(value: Any, call: Call) -> Any:
-        return [int(n) for n in value]
+    def counts(value: Any, call: Call) -> list[int]:
+        return call.lengths() if layout in ("packed", "ragged") else [int(n) for n in value]
 
-    forms = (_form("lengths", "[B] long", _same), _form("lengths", "list of int", apply))
+    def tensor(value: Any, call: Call) -> Any:
+        import torch
+
+        return torch.tensor(counts(value, call))
+
+    forms = (_form("lengths", "[B] long", tensor), _form("lengths", "list of int", counts))
     return forms[::-1] if hints.says(r"list|sequence") or layout == "ragged" else forms
 
 
@@ -366,7 +405,8 @@ def _advantages(hints: Hints, layout: Layout) -> tuple[Form, ...]:
     ragged = _form("advantages", "list of [T_i]", rows)
     numbers = _form("advantages", "list of floats", floats)
     if layout == "packed":
-        return (_form("advantages", "packed [sum T]", packed),)
+        # one a sequence first: where tokens are wanted, it raises or reaches the wrong rows
+        return (flat, _form("advantages", "packed [sum T]", packed), numbers)
     if layout == "ragged":
         return (ragged, flat, numbers)
     forms = [flat, full, one, numbers]

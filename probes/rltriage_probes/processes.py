@@ -83,7 +83,7 @@ def exit_code(status: os.waitid_result) -> int:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill `pid`, its process group and everything below it, wherever that has moved to."""
+    """Kill `pid`, its process group and everything below it, wherever that has moved to; dead on return (Linux)."""
     if sys.platform == "win32":
         command = ["taskkill", "/T", "/F", "/PID", str(pid)]
         subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -99,6 +99,10 @@ def kill_tree(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     _signal(pid, signal.SIGKILL)
+    for _ in range(_ROUNDS if LINUX else 0):
+        if not is_running(pid):
+            break
+        time.sleep(0.001)
 
 
 def kill_strays(known: Collection[int]) -> None:

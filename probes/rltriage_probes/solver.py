@@ -298,7 +298,8 @@ def _coarse(
     losses = [residual(seen, reference, options, {**knobs, knob.name: math.exp(x)}) for x in grid]
     best = min(range(FIT_POINTS), key=losses.__getitem__)
     inside = 0 < best < FIT_POINTS - 1 and losses[0] > losses[best] * 1.0001 and losses[-1] > losses[best] * 1.0001
-    return grid[best] if inside and losses[best] < NOTHING_EXPLAINED else None
+    single = all(s.value.dim() == 0 for s in seen)  # one number, which may be near 0: its relative distance says little
+    return grid[best] if inside and (single or losses[best] < NOTHING_EXPLAINED) else None
 
 
 def _fine(

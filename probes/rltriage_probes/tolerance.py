@@ -11,6 +11,7 @@ reference is evaluated in that dtype too, and its own distance to float64 widens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -68,7 +69,7 @@ def gap(
         return None
     excess = (actual - expected).abs().nan_to_num(torch.inf, torch.inf, torch.inf).where(wrong, actual.new_tensor(-1.0))
     flat = int(excess.argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), actual.shape)) if actual.dim() else ()
+    index = _unravelled(flat, actual.shape)
     return Gap(
         quantity=quantity,
         case=case,
@@ -79,6 +80,15 @@ def gap(
         mismatched=int(wrong.sum()),
         total=actual.numel(),
     )
+
+
+def _unravelled(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """`torch.unravel_index`, whose first call imports sympy (0.3 s)."""
+    index: list[int] = []
+    for n in reversed(shape):
+        flat, at = divmod(flat, n)
+        index.insert(0, at)
+    return tuple(index)
 
 
 def number(x: Tensor | float) -> Number:

@@ -68,6 +68,18 @@ class ManifestError(TriageError):
     """The manifest can't be used; `happened` lists every problem found in it."""
 
 
+class Expectation(BaseModel):
+    """What a framework's released function was found to compute."""
+
+    model_config = ConfigDict(frozen=True)
+
+    release: str
+    words: tuple[str, ...] = ()
+    """Each stands in what is recognised."""
+    unknown: str = ""
+    """Why no convention fits."""
+
+
 class Manifest(BaseModel):
     """A manifest that was understood."""
 
@@ -86,8 +98,12 @@ class Manifest(BaseModel):
     memory_gb: float
     targets: tuple[TargetSpec, ...]
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """Where a manifest that was made from a pack found the framework."""
     absent: dict[str, str] = {}
     """Targets (by name) that a pack names and this copy of the framework lacks, with the reason."""
+    expected: dict[str, Expectation] = {}
+    """What the release that a pack was written for computes, by target."""
 
     @property
     def name(self) -> str:

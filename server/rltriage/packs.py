@@ -27,10 +27,10 @@ from rltriage_probes.contract import ROLE_STAGES, Block, TargetSpec
 
 from rltriage import content
 from rltriage.errors import TriageError
-from rltriage.manifest import FILE_NAME, Manifest, from_mapping, load, nearest
+from rltriage.manifest import FILE_NAME, Expectation, Manifest, from_mapping, load, nearest
 
 if TYPE_CHECKING:
-    from rltriage.report import Report
+    from rltriage.report import Finding, Recognised
     from rltriage.worker import WorkerPool
 
 TIMEOUT_S: Final = 120.0
@@ -74,6 +74,8 @@ class PackTarget(_Strict):
     bind: dict[str, str] = {}
     settings: dict[str, Any] = {}
     blocks: tuple[Block, ...] = ()
+    requires: str = ""
+    """An optional package without which the function doesn't run."""
     expect: tuple[str, ...] = ()
     unknown: str = ""
     variants: tuple[Variant, ...] = ()
@@ -116,6 +118,8 @@ class Copy:
     """Of the package, absolute."""
     root: Path
     """The user's project, absolute."""
+    beside: frozenset[str] = frozenset()
+    """Optional packages that the interpreter has as well."""
 
     @property
     def vendored(self) -> bool:
@@ -163,7 +167,7 @@ def pack(name: str) -> Pack:
     if name.lower() not in known:
         raise PackError(
             f"There is no pack for {name!r}{nearest(name.lower(), known)}.",
-            do=f"Packs exist for {', '.join(known)}; for another framework write an {FILE_NAME} that names its functions.",
+            do=f"There are packs for {', '.join(known)}; otherwise name the functions in an {FILE_NAME}.",
         )
     file = content.references() / "packs" / f"{name.lower()}.toml"
     return parse(file.read_text("utf-8"), file.name)
@@ -205,7 +209,8 @@ async def find(
 ) -> Copy:
     """The framework's copy that counts for `root`: vendored below it, else installed. Raises `PackError`."""
     worker = await pool.get(python, env, root=str(root))
-    located = await worker.locate(str(root), (pack.package,))
+    optional = {t.requires for t in pack.targets.values() if t.requires}
+    located = await worker.locate(str(root), (pack.package, *sorted(optional)))
     found = located.packages.get(pack.package)
     if found is None:
         raise PackError(
@@ -213,7 +218,8 @@ async def find(
             do="Name the interpreter that has it with --python, or the folder that holds a copy.",
         )
     version = found.package.removeprefix(pack.package).strip()
-    return Copy(package=pack.package, version=version, folder=Path(found.file).parent, root=root)
+    beside = frozenset(optional & set(located.packages))
+    return Copy(package=pack.package, version=version, folder=Path(found.file).parent, root=root, beside=beside)
 
 
 def manifest_for(pack: Pack, copy: Copy, *, python: str | None = None) -> Manifest:
@@ -227,16 +233,22 @@ def manifest_for(pack: Pack, copy: Copy, *, python: str | None = None) -> Manife
             bind = {**(block.inputs if block else {}), **v.bind}
             spec = TargetSpec(name=full, role=target.role, ref=place.ref, bind=bind, settings=v.settings, block=block)
             targets.append(spec)
-            if lacks := place.lacks(v, copy):
+            if lacks := _lacks(v, place, copy):
                 absent[full] = lacks
     made = from_mapping({"pipeline": {"timeout_s": TIMEOUT_S}}, root=copy.root, path=copy.named, python=python)
-    remarks = (copy.says(), *_unmeasured(pack, copy))
-    return made.model_copy(update={"targets": tuple(targets), "absent": absent, "warnings": remarks})
+    release = f"{pack.package} {', '.join(pack.versions)}"
+    expected = {
+        full: Expectation(release=release, words=v.expect, unknown=v.unknown)
+        for full, v in pack.expectations().items()
+        if full not in absent and _is_measured(pack, copy)
+    }
+    notes = (copy.says(), *_unmeasured(pack, copy))
+    return made.model_copy(update={"targets": tuple(targets), "absent": absent, "expected": expected, "notes": notes})
 
 
 def _unmeasured(pack: Pack, copy: Copy) -> Iterator[str]:
     if not _is_measured(pack, copy):
-        yield f"the pack was written for {pack.package} {', '.join(pack.versions)}; {copy.version or 'this one'} may differ"
+        yield f"the pack was written for {pack.package} {', '.join(pack.versions)}; this copy may differ"
 
 
 def _is_measured(pack: Pack, copy: Copy) -> bool:
@@ -249,14 +261,10 @@ class _Place:
 
     ref: str
     block: Block | None
-    text: str
+    text: str = ""
     """Source of the function."""
-    missing: str = ""
-    """What the copy has none of."""
-
-    def lacks(self, variant: Variant, copy: Copy) -> str:
-        missing = self.missing or ", ".join(t for t in variant.needs if t not in self.text)
-        return f"not in this copy ({copy.named}): {missing}" if missing else ""
+    lacks: str = ""
+    """Why it can't be verified there."""
 
 
 def _place(target: PackTarget, copy: Copy) -> _Place:
@@ -267,10 +275,23 @@ def _place(target: PackTarget, copy: Copy) -> _Place:
             continue
         block = next((b for b in target.blocks if _stands_in(lines, b)), None)
         if block is not None or not target.blocks:
-            return _Place(ref=copy.ref(ref), block=block, text="\n".join(lines))
+            needed = target.requires if target.requires not in copy.beside else ""
+            lacks = f"it needs {needed}, which this interpreter doesn't have" if needed else ""
+            return _Place(ref=copy.ref(ref), block=block, text="\n".join(lines), lacks=lacks)
     block = target.blocks[0] if target.blocks else None
     bounds = f", lines from {block.start.strip()!r} to {block.stop.strip()!r}" if block else ""
-    return _Place(ref=copy.ref(target.refs[0]), block=block, text="", missing=" or ".join(target.refs) + bounds)
+    lacks = _not_in(copy, " or ".join(target.refs) + bounds)
+    return _Place(ref=copy.ref(target.refs[0]), block=block, lacks=lacks)
+
+
+def _lacks(variant: Variant, place: _Place, copy: Copy) -> str:
+    """Why a variant can't be verified: its function is not there, or has no such setting."""
+    missing = [t for t in variant.needs if t not in place.text]
+    return place.lacks or (_not_in(copy, ", ".join(missing)) if missing else "")
+
+
+def _not_in(copy: Copy, what: str) -> str:
+    return f"not in this copy ({copy.named}): {what}"
 
 
 def _stands_in(lines: tuple[str, ...], block: Block) -> bool:
@@ -317,19 +338,20 @@ def _definitions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[str, t
 # What a copy computes otherwise than the release
 
 
-def differences(pack: Pack, copy: Copy, report: Report) -> tuple[str, ...]:
-    """Targets that are right under another convention than the release's, as remarks for the report."""
-    if not _is_measured(pack, copy):
-        return ()
-    found: list[str] = []
-    expectations = pack.expectations()
-    for target in report.targets:
-        wanted = expectations[target.name].expect if target.name in expectations else ()
-        said = "; ".join(r.convention for r in report.recognised if r.name == target.name)
-        other = [w for w in wanted if w not in said]
-        if said and other:
-            release = ", ".join(pack.versions)
-            found.append(
-                f"{target.name} computes something else than {pack.package} {release}: not {' and not '.join(other)}"
-            )
-    return tuple(found)
+def differences(manifest: Manifest, recognised: Iterable[Recognised]) -> Iterator[str]:
+    """Targets that are right, but under another convention than in the release that the pack was written for."""
+    said: dict[str, list[str]] = {}
+    for r in recognised:
+        said.setdefault(r.name, []).append(r.convention)
+    for name, expected in manifest.expected.items():
+        other = [w for w in expected.words if not any(w in s for s in said.get(name, [w]))]
+        if other:
+            yield f"{name} differs from {expected.release}, where it is: {', '.join(other)}"
+
+
+def explained(finding: Finding, manifest: Manifest) -> Finding:
+    """A finding about a formula that has no reference yet says so, instead of asking for a comparison."""
+    expected = manifest.expected.get(finding.name)
+    if finding.certainty != "diverges" or expected is None or not expected.unknown:
+        return finding
+    return finding.model_copy(update={"next": f"Nothing, if this copy is unchanged: {expected.unknown}."})

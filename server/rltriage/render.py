@@ -55,6 +55,7 @@ def report_lines(report: Report) -> list[Line]:
     lines = [Line(f"rltriage {report.version}: {clean(report.manifest)}", "head")]
     if report.python:
         lines.append(Line(f"  runs in {clean(report.python)}, torch {clean(report.torch) or 'missing'}", "dim"))
+    lines += [Line(f"  {clean(n)}", "dim") for n in report.notes]
     lines += [Line(f"  warning: {clean(w)}", "?") for w in report.warnings]
     for stage, state in report.stages.items():
         if report.asked and stage not in report.asked:

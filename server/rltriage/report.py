@@ -134,6 +134,8 @@ class Report(_Frozen):
     not_run: tuple[Missing, ...] = ()
     targets: tuple[TargetReport, ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is good to know and nothing to repair: which copy of a framework was verified, how it differs."""
     errors: tuple[Problem, ...] = ()
     version: str = __version__
     python: str = ""

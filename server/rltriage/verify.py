@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from rltriage_probes.contract import ROLE_STAGES, Check, NotRun, TargetSpec
 
-from rltriage import coverage
+from rltriage import coverage, packs
 from rltriage.errors import RunFailed, TriageError
 from rltriage.manifest import Manifest, ManifestError, stage_of
 from rltriage.report import Problem, Report, TargetReport, findings_of, missing_of, recognised_of
@@ -201,8 +201,10 @@ class _Run:
 
     def report(self, stages: Sequence[str]) -> Report:
         targets = tuple(self.results[i] for i in range(len(self.targets)))
-        found = [f for t in targets for f in findings_of(t)]
-        table = coverage.stages_of(targets, found)
+        found = [packs.explained(f, self.manifest) for t in targets for f in findings_of(t)]
+        recognised = tuple(r for t in targets for r in recognised_of(t))
+        # what this copy of a framework has none of leaves no stage uncovered
+        table = coverage.stages_of([t for t in targets if t.name not in self.manifest.absent], found)
         findings = tuple(sorted(found, key=lambda f: list(table).index(f.stage)))
         hello = self.worker.hello if self.worker else None
         return Report(
@@ -210,10 +212,11 @@ class _Run:
             verdict=coverage.verdict_of(table, findings),
             stages=table,
             findings=findings,
-            recognised=tuple(r for t in targets for r in recognised_of(t)),
+            recognised=recognised,
             not_run=tuple(m for t in targets for m in missing_of(t)),
             targets=targets,
             warnings=(*self.manifest.warnings, *self._remarks()),
+            notes=(*self.manifest.notes, *packs.differences(self.manifest, recognised)),
             errors=(Problem(happened=self.error.happened, do=self.error.do),) if self.error else (),
             python=f"{hello.executable} (Python {hello.python})" if hello else "",
             torch=hello.torch if hello else "",

@@ -69,11 +69,11 @@ class Worker:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         assert self._tasks is not None
         await self.close()
         self._tasks.cancel_scope.cancel()
-        return await self._tasks.__aexit__(kind, error, where)
+        await self._tasks.__aexit__(None, None, None)  # so that an error goes on as it is, not in a group
 
     async def close(self) -> None:
         """Kill the process and all its runs, for good: whoever waits for one gets a `WorkerError`."""
@@ -372,11 +372,11 @@ class WorkerPool:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         assert self._tasks is not None
         await self.close()
         self._tasks.cancel_scope.cancel()
-        return await self._tasks.__aexit__(kind, error, where)
+        await self._tasks.__aexit__(None, None, None)  # so that an error goes on as it is, not in a group
 
     async def close(self) -> None:
         """Kill all workers and their runs."""

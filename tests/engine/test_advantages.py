@@ -1,4 +1,4 @@
-"""The advantages role: right functions in many idioms, planted faults, two at a time, and formulas nobody has listed."""
+"""The advantages role: right functions in many idioms, planted faults, two at a time, and unlisted formulas."""
 
 from __future__ import annotations
 

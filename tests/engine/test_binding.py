@@ -297,7 +297,7 @@ KLS = [
     Written("policy and base", "kl", """
         def f(log_probs, log_probs_base, kl_estimator="k1"):
             return log_probs - log_probs_base
-        """, {"log_probs_base": "ref_logprobs", "kl_estimator": "kl_estimator | 'k1'"}, returns="[B, T]"),
+        """, {"log_probs_base": "ref_logprobs", "kl_estimator": "kl_estimator | 'k1'"}, returns="per-token matrix [B, T]"),
     Written("required name of the estimator", "kl", """
         def f(logprob, ref_logprob, kl_penalty):
             if kl_penalty in ("kl", "k1"):

@@ -110,7 +110,10 @@ async def pids_from(pipe: Path) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 # What ends a run, and what the caller reads
@@ -553,6 +556,18 @@ async def test_nothing_is_left_when_the_server_is_killed(write, tmp_path, number
 
         _, left = await anyio.to_thread.run_sync(lambda: psutil.wait_procs(started, timeout=WAIT_S))
     assert left == []
+
+
+@pytest.mark.parametrize("context", [lambda: Worker(sys.executable), WorkerPool], ids=["worker", "pool"])
+async def test_an_error_leaves_the_context_as_it_is_and_a_cancellation_stays_one(context):
+    with pytest.raises(LookupError, match="mine"):
+        async with context():
+            raise LookupError("mine")
+
+    with anyio.fail_after(WAIT_S), anyio.move_on_after(0.01) as scope:
+        async with context():
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
 
 
 async def test_a_pool_shares_a_worker_among_those_with_the_same_interpreter_and_environment(tmp_path):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from rltriage_probes import probing, solver
 from rltriage_probes.advantages import claims
-from rltriage_probes.contract import Agrees, Check, Named, Number
-from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
+from rltriage_probes.contract import Agrees, Check, Named, Number, Severity
+from rltriage_probes.model import Axis, CallFailed, Case, Observation, Option, Pitfall, Role, Subject
 from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
 
 ASKS = "which baseline and scale turns the rewards into these advantages?"
@@ -71,6 +71,24 @@ STEP_MASK = Pitfall(
 IDS_IGNORED = Pitfall(
     id="ADV-IDS-IGNORED", family="grouping", says="ignores the group ids and takes neighbours for a group"
 )
+LOO_DIVISOR = Pitfall(
+    id="ADV-LOO-DIVISOR", family="baseline", says="divides the sum of a leave-one-out baseline by the wrong count"
+)
+EPS_MISPLACED = Pitfall(
+    id="ADV-EPS-MISPLACED", family="epsilon", says="adds eps to the quotient, so that a std of 0 still divides"
+)
+SCALE_FLAG = Pitfall(
+    id="ADV-SCALE-FLAG", family="inert-option", says="divides by the std although its own option says not to"
+)
+SCALE_UNDECLARED = Pitfall(
+    id="ADV-SCALE-UNDECLARED", family="normalisation", says="scales by the std where the declared algorithm does not, or the reverse"
+)
+GROUP_COUNT = Pitfall(
+    id="ADV-GROUP-COUNT", family="denominator", says="divides the sum of a group by the average group size, not by its own"
+)
+WHITEN_PADDING = Pitfall(
+    id="ADV-WHITEN-PADDING", family="mask-missing", says="counts padding in the statistics with which it whitens"
+)
 NOT_MONOTONE = Pitfall(
     id="ADV-ORDER", family="baseline", says="gives a better sample of a group a lower advantage than a worse one"
 )
@@ -82,32 +100,54 @@ def axes(subject: Subject) -> tuple[Axis, ...]:
     """The axes as they concern this function under the declared intent."""
     grouped = str(subject.intent.get("algorithm", "")).lower() in GROUPED
     on_tokens = "completion_mask" in subject.bound.names and "is_last_step" not in subject.bound.names
-    return tuple(probing.keep(a, subject) for a in (*_statistics(grouped, on_tokens), *_bookkeeping(subject)))
+    every = (_groups(subject, grouped), *_statistics(on_tokens), *_bookkeeping(subject))
+    return tuple(probing.keep(a, subject) for a in every)
+
+
+SAMPLE_MAJOR = (
+    r"sample-major", r"first one sample of (each|every)", r"prompts? (are|is) (repeated|tiled) as a block",
+    r"interleaved|alternat|round.robin", r"sample \d of (every|each|all) prompt",
+)  # fmt: skip
+ADJACENT = (r"adjacent|contiguous|consecutive|neighbou?r|prompt-major|next to each other|side by side|in a row|in blocks?",)
+"""What documentation says of the order of the rows. TRL's RLOO was sample-major, its GRPO is prompt-major."""
+
+
+def sample_major(subject: Subject) -> bool:
+    """Whether the function documents that prompts alternate."""
+    return probing.claims(subject, *SAMPLE_MAJOR) and not probing.claims(subject, *ADJACENT)
+
+
+def _groups(subject: Subject, grouped: bool) -> Axis:
+    own = Option(name="own", standing="standard", says="group statistics")
+    alternating = probing.as_pitfall("alternating", INTERLEAVED)
+    if sample_major(subject):
+        own = Option(name="alternating", standing="standard", says="group statistics, prompts alternating")
+        alternating = probing.as_pitfall("own", INTERLEAVED)
+    return Axis(
+        name="groups",
+        options=(
+            own,
+            probing.wrong_here(
+                Option(name="batch", says="statistics of the whole batch", source="OpenRLHF flash_reinforce"),
+                BATCH_BASELINE, grouped,
+            ),
+            probing.wrong_here(
+                Option(name="single", says="no baseline", source="REINFORCE; NeMo-RL raw rewards"), NO_BASELINE, grouped
+            ),
+            alternating,
+            probing.as_pitfall("across", AXIS),
+            probing.as_pitfall("blocks", RESHAPED),
+        ),
+    )  # fmt: skip
 
 
 def _baselined(options: Mapping[str, str]) -> bool:
-    return options["groups"] != "single"
+    """Whether baseline and scale show: whitening the batch undoes whatever was subtracted and divided batch-wide."""
+    return options["groups"] != "single" and not (options["groups"] == "batch" and options["after"] != "none")
 
 
-def _statistics(grouped: bool, on_tokens: bool) -> tuple[Axis, ...]:
+def _statistics(on_tokens: bool) -> tuple[Axis, ...]:
     return (
-        Axis(
-            name="groups",
-            options=(
-                Option(name="own", standing="standard", says="group statistics"),
-                probing.wrong_here(
-                    Option(name="batch", says="statistics of the whole batch", source="OpenRLHF flash_reinforce"),
-                    BATCH_BASELINE, grouped,
-                ),
-                probing.wrong_here(
-                    Option(name="single", says="no baseline", source="REINFORCE; NeMo-RL raw rewards"),
-                    NO_BASELINE, grouped,
-                ),
-                probing.as_pitfall("alternating", INTERLEAVED),
-                probing.as_pitfall("across", AXIS),
-                probing.as_pitfall("blocks", RESHAPED),
-            ),
-        ),
         Axis(
             name="repeat",
             options=(Option(name="own", standing="standard"), probing.as_pitfall("tiled", TILED)),
@@ -120,6 +160,8 @@ def _statistics(grouped: bool, on_tokens: bool) -> tuple[Axis, ...]:
                 Option(name="mean", standing="standard", says="mean baseline"),
                 Option(name="loo", says="leave-one-out baseline", source="RLOO, arXiv:2402.14740"),
                 Option(name="median", says="median baseline"),
+                probing.as_pitfall("siblings by n", LOO_DIVISOR),
+                probing.as_pitfall("all by n-1", LOO_DIVISOR),
             ),
         ),
         Axis(
@@ -134,6 +176,8 @@ def _statistics(grouped: bool, on_tokens: bool) -> tuple[Axis, ...]:
                 Option(name="loo", says="leave-one-out std", source="NeMo-RL"),
                 Option(name="mean", says="divided by the group mean", source="MaxRL; SkyRL"),
                 probing.as_pitfall("variance", VARIANCE),
+                probing.as_pitfall("std1 across", AXIS),
+                probing.as_pitfall("std0 across", AXIS),
             ),
         ),
         Axis(
@@ -144,6 +188,8 @@ def _statistics(grouped: bool, on_tokens: bool) -> tuple[Axis, ...]:
                 Option(name="inside", says="sqrt(var + eps)", source="whiten in verl, torchtune"),
                 Option(name="clamp", says="max(std, eps)"),
                 Option(name="where", says="divided only where std > 0", source="NeMo-RL"),
+                probing.as_pitfall("behind", EPS_MISPLACED),
+                probing.as_pitfall("none", NO_EPSILON),
             ),
         ),
         Axis(name="sign", options=(Option(name="plus", standing="standard"), probing.as_pitfall("minus", SIGN))),
@@ -153,6 +199,10 @@ def _statistics(grouped: bool, on_tokens: bool) -> tuple[Axis, ...]:
                 Option(name="none", standing="standard"),
                 Option(name="whiten1", says="whitened over the batch, ddof=1", source="REINFORCE++-baseline"),
                 Option(name="whiten0", says="whitened over the batch, ddof=0", source="OpenRLHF, rllm"),
+                Option(
+                    name="normalised", says="normalised over the batch, std ddof=1, + eps",
+                    source="TRL: RLOOTrainer normalize_advantages, GRPOTrainer normalize_then_sum",
+                ),
                 *(_TOKEN_WHITENING if on_tokens else ()),
             ),
         ),
@@ -162,6 +212,8 @@ def _statistics(grouped: bool, on_tokens: bool) -> tuple[Axis, ...]:
 _TOKEN_WHITENING = (
     Option(name="tokens1", says="whitened over the trained tokens, ddof=1", source="verl REINFORCE++-baseline"),
     Option(name="tokens0", says="whitened over the trained tokens, ddof=0", source="OpenRLHF"),
+    probing.as_pitfall("padded1", WHITEN_PADDING),
+    probing.as_pitfall("padded0", WHITEN_PADDING),
 )
 MASK_PROMISED = (
     r"nothing .{0,40}(part of|counts?)", r"mask\w*.{0,120}(not (a )?part|not count|excluded|ignored|rejected)",
@@ -199,6 +251,7 @@ UNEVEN_AXIS = Axis(
     options=(
         Option(name="own", standing="standard"),
         probing.as_pitfall("batch", UNEVEN),
+        probing.as_pitfall("average", GROUP_COUNT),
     ),
 )
 SINGLE_AXIS = Axis(
@@ -365,18 +418,26 @@ def _group_of(s: Seen, choice: str) -> Tensor:
 
 def _advantages(s: Seen, options: Options, knobs: Knobs) -> Tensor:
     r = s.remember(("scores", options.get("score")), lambda: _scores(s, options))
-    centred = r if options["groups"] == "single" else _scaled(r, s, options, knobs)
+    centred = _scaled(r, s, options, knobs) if _baselined(options) else r
+    if options["after"] == "normalised":
+        return (centred - centred.mean()) / (centred.std() + knobs.get("eps", 0.0))
     return centred if options["after"] == "none" else _whitened(centred, s, options["after"])
 
 
 def _whitened(rows: Tensor, s: Seen, after: str) -> Tensor:
-    """Zero mean and unit variance over the rows, or over the trained tokens, of which each carries its row's value."""
+    """Zero mean and unit variance over the rows, or over the trained tokens, of which each carries its row's value.
+
+    `padded`: over all positions, padding carrying 0.
+    """
     mask = s.inputs["completion_mask"]
     assert isinstance(mask, Tensor)
-    weight = (mask > 0).sum(1).to(rows.dtype) if after.startswith("tokens") else torch.ones_like(rows)
-    total = weight.sum()
-    deviation = rows - (weight * rows).sum() / total
-    var = (weight * deviation.square()).sum() / (total - (1 if after.endswith("1") else 0))
+    weight = torch.ones_like(rows) if after.startswith("whiten") else (mask > 0).sum(1).to(rows.dtype)
+    padding = mask.numel() - float(weight.sum()) if after.startswith("padded") else 0.0
+    total = weight.sum() + padding
+    mean = (weight * rows).sum() / total
+    deviation = rows - mean
+    square = (weight * deviation.square()).sum() + padding * mean.square()
+    var = square / (total - (1 if after.endswith("1") else 0))
     return deviation * torch.rsqrt(var + 1e-8)
 
 
@@ -393,18 +454,18 @@ class _Stats(NamedTuple):
 
 def _statistics_of(r: Tensor, s: Seen, options: Options) -> _Stats:
     choice = "batch" if options.get("uneven") == "batch" else options["groups"]
-    tiled = options["repeat"] == "tiled"
+    tiled, average = options["repeat"] == "tiled", options.get("uneven") == "average"
 
     def compute() -> Tensor:
-        return torch.stack(_stats(r, _group_of(s, choice), tiled=tiled))
+        return torch.stack(_stats(r, _group_of(s, choice), tiled=tiled, average=average))
 
-    return _Stats(*s.remember(("stats", choice, tiled, options.get("score")), compute))
+    return _Stats(*s.remember(("stats", choice, tiled, average, options.get("score")), compute))
 
 
-def _stats(r: Tensor, groups: Tensor, *, tiled: bool) -> _Stats:
+def _stats(r: Tensor, groups: Tensor, *, tiled: bool, average: bool = False) -> _Stats:
     onehot = torch.nn.functional.one_hot(groups.unique(return_inverse=True)[1]).to(r.dtype)
     n = onehot.sum(0)
-    mean = (onehot.T @ r) / n
+    mean = (onehot.T @ r) / (n.mean() if average else n)
     deviation = r - onehot @ mean
     square = onehot.T @ deviation.square()
     median = torch.stack([r[groups == k].median() for k in groups.unique()])
@@ -424,7 +485,8 @@ def _scaled(r: Tensor, s: Seen, options: Options, knobs: Knobs) -> Tensor:
     elif scale == "mean":
         out = centred / (_statistics_of(r, s, options).mean + eps)
     else:
-        var = s.remember(("var", scale, *key), lambda: _variance(r, _statistics_of(r, s, options), scale))
+        compared = {**options, "groups": "across"} if scale.endswith("across") else options
+        var = s.remember(("var", scale, *key), lambda: _variance(r, _statistics_of(r, s, compared), scale))
         spread = var if scale == "variance" or guard == "inside" else s.remember(("std", scale, *key), var.sqrt)
         out = _divided(centred, spread, guard, eps)
     single = options.get("single")
@@ -435,8 +497,13 @@ def _scaled(r: Tensor, s: Seen, options: Options, knobs: Knobs) -> Tensor:
 
 
 def _centred(r: Tensor, stats: _Stats, baseline: str) -> Tensor:
+    n = stats.count
+    if baseline == "siblings by n":
+        return r - (n * stats.mean - r) / n
+    if baseline == "all by n-1":
+        return r - n * stats.mean / (n - 1)
     centred = r - (stats.median if baseline == "median" else stats.mean)
-    return centred * stats.count / (stats.count - 1) if baseline == "loo" else centred
+    return centred * n / (n - 1) if baseline == "loo" else centred
 
 
 def _variance(r: Tensor, stats: _Stats, scale: str) -> Tensor:
@@ -445,7 +512,7 @@ def _variance(r: Tensor, stats: _Stats, scale: str) -> Tensor:
     if scale == "loo":
         rest = stats.square - stats.deviation.square() * stats.count / (stats.count - 1)
         return (rest / (stats.count - 2)).clamp(min=0)
-    return stats.square / (stats.count if scale == "std0" else stats.count - 1)
+    return stats.square / (stats.count if scale.startswith("std0") else stats.count - 1)
 
 
 def _divided(centred: Tensor, spread: Tensor, guard: str, eps: float) -> Tensor:
@@ -455,6 +522,8 @@ def _divided(centred: Tensor, spread: Tensor, guard: str, eps: float) -> Tensor:
         return centred / (spread + eps)
     if guard == "clamp":
         return centred / spread.clamp(min=eps)
+    if guard in ("behind", "none"):
+        return centred / spread + (eps if guard == "behind" else 0.0)
     return torch.where(spread > 0, centred / (spread + eps), centred)
 
 
@@ -500,19 +569,29 @@ def run(subject: Subject) -> Iterator[Check]:
     knobs = (
         probing.knob(
             subject, "eps", ("eps",), EPS_USUAL, fit=(1e-10, 1e5), within=(0.0, 1e6),
-            active=lambda o: o["groups"] != "single" and o["scale"] != "none",
+            active=lambda o: (_baselined(o) and o["scale"] != "none") or o["after"] == "normalised",
             monotone=(0.0, EPS_SUSPECT),
         ),
     )  # fmt: skip
     best = solver.solve(observed, reference, base, knobs)
-    yield _formula_check(observed, base, best)
+    yield _formula_check(subject, observed, base, best)
     if best is None:
-        yield from claims.ordering(subject, _alike(subject.intent), NOT_MONOTONE, SIGN)
+        if not sample_major(subject):
+            yield from claims.ordering(subject, _alike(subject.intent), NOT_MONOTONE, SIGN)
     else:
         yield from _uneven_checks(subject, base, best)
         yield from claims.shuffled(subject, observed[0], IDS_IGNORED)
-    yield from claims.unscored(subject, cases(subject.intent)[0])
+    yield from claims.unscored(subject, cases(subject.intent)[0], lambda c: _expected(subject, c, best))
     yield from claims.rejected(subject, cases(subject.intent)[0])
+
+
+def _expected(subject: Subject, case: Case, best: Solution | None) -> Tensor | None:
+    """Advantages of a case under the convention that was found, one a sample; None where that has a pitfall."""
+    if best is None or best.pitfalls or best.options["groups"] != "own":
+        return None
+    n = case.inputs["rewards"].numel()
+    s = probing.seen(case.name, case.inputs, Observation(value=torch.zeros(n, dtype=torch.float64)))
+    return reference(s, best.options, best.knobs).value
 
 
 def _observed(subject: Subject, case: Case) -> Seen:
@@ -542,7 +621,7 @@ def _conditioning(s: Seen) -> Tensor:
     return torch.full((), error, dtype=torch.float64)
 
 
-def _formula_check(observed: list[Seen], base: tuple[Axis, ...], best: Solution | None) -> Check:
+def _formula_check(subject: Subject, observed: list[Seen], base: tuple[Axis, ...], best: Solution | None) -> Check:
     probe = "advantages.formula"
     if best is None:
         nearest = {a.name: a.options[0].name for a in base}
@@ -552,11 +631,37 @@ def _formula_check(observed: list[Seen], base: tuple[Axis, ...], best: Solution 
     convention = solver.convention(base, best)
     named = list(solver.named(best.pitfalls, _numbers(observed[0])))
     named += _eps_named(observed[0], best)
+    named += _flag_named(subject, best)
     if named:
         found = probing.distance(observed, reference, probing.right_twin(base, best), {**best.knobs, "eps": 1e-6})
-        outcome = probing.known_bug(named, convention, found)
+        outcome = probing.known_bug(named, convention, found, _severity(subject, best, named))
         return Check(probe=probe, asks=ASKS, outcome=outcome)
     return Check(probe=probe, asks=ASKS, outcome=Agrees(convention=convention))
+
+
+def _severity(subject: Subject, best: Solution, named: list[Named]) -> Severity:
+    """An order of the rows that nobody documents may be the caller's; so may a scale that the caller can switch."""
+    ids = {n.pitfall for n in named}
+    if ids == {INTERLEAVED.id} and "group_ids" not in subject.bound.names:
+        return "hard" if probing.claims(subject, *ADJACENT, *SAMPLE_MAJOR) else "soft"
+    if ids == {SCALE_UNDECLARED.id}:
+        switched = "scale_rewards" in subject.bound.names | set(subject.bound.settings)
+        return "soft" if switched or best.options["scale"] == "none" else "hard"
+    return "hard"
+
+
+def _flag_named(subject: Subject, best: Solution) -> list[Named]:
+    """The scale against the function's own option and against the declared algorithm."""
+    flag = subject.bound.settings.get("scale_rewards")
+    scaled = best.options["groups"] != "single" and best.options["scale"] not in ("none", "mean")
+    algorithm = str(subject.intent.get("algorithm", "")).lower()
+    if flag is False and scaled:
+        return [Named(pitfall=SCALE_FLAG.id, family=SCALE_FLAG.family, says=SCALE_FLAG.says)]
+    wrong = (algorithm == "dr_grpo" and scaled) or (algorithm == "grpo" and not scaled and flag is None)
+    if not wrong or best.pitfalls or best.options["after"] != "none" or best.options["baseline"] == "loo":
+        return []
+    says = f"declared as {algorithm}, which {'does not divide' if scaled else 'divides'} by the std of the group; this one does the opposite"
+    return [Named(pitfall=SCALE_UNDECLARED.id, family=SCALE_UNDECLARED.family, says=says)]
 
 
 def _numbers(s: Seen) -> dict[str, Number]:
@@ -584,6 +689,13 @@ def _eps_named(s: Seen, best: Solution) -> list[Named]:
     return [Named(pitfall=EPSILON.id, family=EPSILON.family, says=says, numbers={"eps": eps, "group std": std})]
 
 
+LONE = (
+    r"\b(single|lone|one|1) (sample|rollout|row|member|response|completion)", r"any number|uneven|unequal|different numbers",
+    r"fewer|dropped|removed|filtered|aborted|from one upwards|rollout left",
+)  # fmt: skip
+"""What documentation says when prompts may be left with a single sample."""
+
+
 def _uneven_checks(subject: Subject, base: tuple[Axis, ...], best: Solution) -> Iterator[Check]:
     """Groups of unequal size and a lone sample, where the function is told which sample is whose."""
     if "group_ids" not in subject.bound.names or best.options["groups"] != "own" or best.pitfalls:
@@ -602,10 +714,14 @@ def _uneven_checks(subject: Subject, base: tuple[Axis, ...], best: Solution) -> 
         if found is not None and found.pitfalls:
             gap = probing.distance([s], reference, {**found.options, "uneven": "own", "single": "zero"}, best.knobs)
             named = solver.named(found.pitfalls, {})
-            hard = found.pitfalls[0].pitfall is not SINGLETON
+            hard = found.pitfalls[0].pitfall is not SINGLETON or probing.claims(subject, *LONE)
             outcome = probing.known_bug(named, solver.convention(extra, found), gap, "hard" if hard else "soft")
             yield Check(probe=probe, asks=asks, outcome=outcome)
-        elif found is not None:
+        elif found is None:
+            gap = probing.distance([s], reference, {**best.options, "uneven": "own", "single": "zero"}, best.knobs)
+            says = "with groups of unequal size it computes something else than with equal ones"
+            yield Check(probe=probe, asks=asks, outcome=probing.diverges(says, gap))
+        else:
             says = ", ".join(c.says for c in solver.convention(extra, found, {}).choices) or "own group statistics"
             yield probing.holds(probe, asks, says)
 
@@ -624,7 +740,8 @@ ROLE = Role(
     run=run,
     pitfalls=(
         EPSILON, NO_EPSILON, SIGN, NO_BASELINE, BATCH_BASELINE, INTERLEAVED, AXIS, RESHAPED, TILED, VARIANCE,
-        UNEVEN, SINGLETON, UNMASKED_SCORE, STEP_MASK, IDS_IGNORED, NOT_MONOTONE,
+        UNEVEN, SINGLETON, UNMASKED_SCORE, STEP_MASK, IDS_IGNORED, LOO_DIVISOR, EPS_MISPLACED, SCALE_FLAG,
+        SCALE_UNDECLARED, GROUP_COUNT, WHITEN_PADDING, NOT_MONOTONE,
         claims.ABSTAINED, claims.REJECTED,
     ),
 )  # fmt: skip

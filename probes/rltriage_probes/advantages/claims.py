@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from rltriage_probes import probing
+from rltriage_probes import probing, tolerance
 from rltriage_probes.contract import Check
 from rltriage_probes.model import CallFailed, Case, Pitfall, Subject
 from rltriage_probes.solver import Seen
@@ -99,32 +99,64 @@ def _narrow(inputs: dict[str, object]) -> dict[str, object]:
     return {k: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
 
 
-def unscored(subject: Subject, case: Case) -> Iterator[Check]:
-    """A reward that is missing: the function says that it copes, so it must not harm its group."""
+NO_VOTE = (
+    r"no score|no vote|no part|takes? no|neutral|abstain|unscored|ignored|excluded|left out",
+    r"(only|those of) (the |its |their )?(scored|valid|other|remaining)|scored (rollouts|samples|ones)",
+)  # fmt: skip
+"""What documentation says when a missing reward must not count."""
+
+
+def unscored(subject: Subject, case: Case, expected: Callable[[Case], Tensor | None]) -> Iterator[Check]:
+    """A reward that is missing: where the function says that it copes, it must not harm its group.
+
+    `expected` gives the advantages of a case under the convention that the function was found to follow.
+    """
     mentions = probing.claims(subject, r"\bNone\b", r"\bnan\b", r"abstain", r"unscored", r"missing reward")
     handles = "nan" in subject.source.lower() or "is None" in subject.source
     if not (mentions or handles) or "rewards" not in subject.bound.names:
         return
     asks = "does a missing reward leave the other samples of its group alone?"
-    rewards = case.inputs["rewards"].clone()
+    probe = "advantages.unscored"
     size = int(case.inputs["group_size"])
-    rewards[size + 1] = torch.nan
+    missing = size + 1
+    rewards = case.inputs["rewards"].clone()
+    rewards[missing] = torch.nan
     try:
         s = probing.observe(subject, Case(name="one missing reward", inputs={**case.inputs, "rewards": rewards}))
     except CallFailed as e:
         if mentions:
-            yield probing.raised("advantages.unscored", asks, "one missing reward", e)
+            yield probing.raised(probe, asks, "one missing reward", e)
         return
-    a = per_sample(s.value, s.inputs)[size : 2 * size]
-    others = torch.cat([a[:1], a[2:]])
+    rest = [i for i in range(rewards.numel()) if i != missing]
+    a = per_sample(s.value, s.inputs)
+    others = torch.cat([a[size:missing], a[missing + 1 : 2 * size]])
     if bool(others.isnan().any()) or float(others.abs().max()) == 0.0:
         what = "NaN" if bool(others.isnan().any()) else "0"
         says = f"one missing reward in a group of {size} turns the advantages of all the others into {what}"
-        yield probing.violation(
-            "advantages.unscored", asks, says, ABSTAINED, severity="hard" if mentions or handles else "soft"
-        )
+        yield probing.violation(probe, asks, says, ABSTAINED, severity="hard" if mentions or handles else "soft")
         return
-    yield probing.holds("advantages.unscored", asks, "the scored samples of the group keep finite advantages")
+    found = _without(case, rewards, rest, expected)
+    gap = None if found is None else tolerance.gap("value", "one missing reward", a[rest], found[rest], "float16")
+    if gap is not None and probing.claims(subject, *NO_VOTE):
+        says = "the other samples of the group don't get the advantages that they have without the unscored one"
+        yield probing.violation(probe, asks, says, ABSTAINED, gap=gap)
+    else:
+        words = "the scored samples of the group keep finite advantages"
+        yield probing.holds(probe, asks, words if gap is None else "a missing reward still has a say in its group")
+
+
+def _without(
+    case: Case, rewards: Tensor, rest: list[int], expected: Callable[[Case], Tensor | None]
+) -> Tensor | None:
+    """What the others get in a batch that never had the sample, [N] with 0 in its place."""
+    n = rewards.numel()
+    kept = {k: v[rest] if isinstance(v, Tensor) and v.dim() and v.shape[0] == n else v for k, v in case.inputs.items()}
+    got = expected(Case(name="without the unscored sample", inputs=kept))
+    if got is None:
+        return None
+    out = torch.zeros(n, dtype=got.dtype)
+    out[rest] = got
+    return out
 
 
 def rejected(subject: Subject, case: Case) -> Iterator[Check]:

@@ -239,7 +239,7 @@ def _raised(subject: Subject, tok: Tokenizer, rollout: Sequence[_Row], prompt: b
     for row in rollout[1:]:
         try:
             _decoded(subject, _inputs(tok, [row], prompt), [row])
-        except CallFailed as worse:  # noqa: PERF203 (the row that does it is what is looked for)
+        except CallFailed as worse:
             says = f"raises on a row of this kind: {row.name}; {worse.error} at {worse.where}"
             yield violates(probe, asks, says, _RAISES, severity="hard" if accidental(worse) else "soft")
             return

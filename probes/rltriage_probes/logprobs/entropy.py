@@ -1,12 +1,11 @@
 """Entropy of the policy's distribution at every position.
 
-    H[b, t] = - Σ_v p(v) log p(v),   p = softmax(z[b, t] / T)        in nats
+H[b, t] = - Σ_v p(v) log p(v),   p = softmax(z[b, t] / T)        in nats
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
@@ -36,15 +35,21 @@ def axes(subject: Subject) -> tuple[Axis, ...]:
                 probing.as_pitfall("over positions", AXIS),
             ),
         ),
-        logprobs.temperature_axis(subject),
+        _whole(logprobs.temperature_axis(subject)),
     )
+
+
+def _whole(axis: Axis) -> Axis:
+    """Without the options that only a difference of logit and log-sum-exp has."""
+    options = tuple(o for o in axis.options if o.pitfall is not logprobs.TEMPERATURE_HALF)
+    return Axis(name=axis.name, options=options, needs=axis.needs, when=axis.when)
 
 
 def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     z = s.inputs["logits"]
     assert isinstance(z, torch.Tensor)
     t = knobs.get("temperature", 1.0)
-    z = {"none": z, "after": z, "before": z / t, "times": z * t, "twice": z / t / t}[options["temperature"]]
+    z = logprobs.tempered(z, options["temperature"], t)
     logp = z.log_softmax(1 if options["form"] == "over positions" else -1)
     p = logp.exp()
     h = (p * z).sum(-1) if options["form"] == "raw logits" else -(p * logp).sum(-1)

@@ -8,6 +8,7 @@ Implementation Details of RLHF with PPO", detail on temperature).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role,
 from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
 
 ASKS = "are these the log-probabilities of the tokens, and of which tokens?"
+FLOOR_WRONG = 1e-6
+"""Probabilities below this are sampled in practice: e^-14 at a vocabulary of 10^5 and more."""
 KEEP = 4
 """Completion columns of the cases, for functions that return only those."""
 
@@ -47,6 +50,13 @@ TEMPERATURE_INVERTED = Pitfall(
 TEMPERATURE_TWICE = Pitfall(
     id="LOGP-TEMPERATURE-TWICE", family="temperature", says="divides the logits by the temperature twice"
 )
+TEMPERATURE_HALF = Pitfall(
+    id="LOGP-TEMPERATURE-HALF",
+    family="temperature",
+    says="divides either the logit or the log-sum-exp by the temperature, but not both",
+)
+MASK_SHIFT = Pitfall(id="LOGP-MASK-SHIFT", family="shift", says="zeroes log-probs with the mask of another position")
+FLOOR = Pitfall(id="LOGP-FLOOR", family="epsilon", says="adds a constant to the probability that hides unlikely tokens")
 UNSTABLE = Pitfall(
     id="LOGP-OVERFLOW", family="nonfinite", says="exponentiates the logits without subtracting their maximum"
 )
@@ -68,12 +78,14 @@ _ALIGNED = (
     Option(name="current", says="shifts inside, first column is filler", source="prime-rl"),
     probing.as_pitfall("behind", SHIFT),
     probing.as_pitfall("two ahead", SHIFT),
+    probing.as_pitfall("late", SHIFT),
 )
 _INSIDE = (
     Option(name="inside", standing="standard", says="shifts inside"),
     probing.as_pitfall("unshifted", SHIFT),
     probing.as_pitfall("unshifted late", SHIFT),
     probing.as_pitfall("backwards", SHIFT),
+    probing.as_pitfall("rolled back", SHIFT),
 )
 _LAST = (
     Option(name="last inside", standing="standard", says="shifts inside, keeps the completion"),
@@ -84,6 +96,7 @@ _NORMAL = Axis(
     name="normal",
     options=(
         Option(name="log_softmax", standing="standard"),
+        Option(name="floored", says="log of the probability plus a floor", source="PaLM-rlhf-pytorch"),
         probing.as_pitfall("flipped", SIGN),
         probing.as_pitfall("raw", RAW),
         probing.as_pitfall("probability", PROBABILITY),
@@ -108,8 +121,21 @@ def axes(subject: Subject, shape: torch.Size, width: int) -> tuple[Axis, ...]:
     if len(shape) == 1:
         reduce = (Option(name="sum", standing="standard", says="summed over the tokens"), Option(name="mean", says="mean over the tokens"))
     return (
-        Axis(name="align", options=align), _NORMAL, temperature_axis(subject), Axis(name="reduce", options=reduce)
+        Axis(name="align", options=align), _NORMAL, temperature_axis(subject), Axis(name="reduce", options=reduce),
+        probing.keep(_ZEROED, subject),
     )  # fmt: skip
+
+
+_ZEROED = Axis(
+    name="zeroed",
+    options=(
+        Option(name="own", standing="standard"),
+        probing.as_pitfall("early", MASK_SHIFT),
+        probing.as_pitfall("late", MASK_SHIFT),
+    ),
+    needs=("completion_mask",),
+)
+"""Where values are set to 0: outside the mask of the token itself, which is not compared, or of its neighbour."""
 
 
 def temperature_axis(subject: Subject) -> Axis:
@@ -130,6 +156,8 @@ def temperature_axis(subject: Subject) -> Axis:
             probing.as_pitfall("after", TEMPERATURE_AFTER),
             probing.as_pitfall("times", TEMPERATURE_INVERTED),
             probing.as_pitfall("twice", TEMPERATURE_TWICE),
+            probing.as_pitfall("logit only", TEMPERATURE_HALF),
+            probing.as_pitfall("normaliser only", TEMPERATURE_HALF),
         ),
     )
 
@@ -184,11 +212,22 @@ def _filled(name: str, logits: Tensor, ids: Tensor) -> Case:
 def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     """Log-probs of one case, with d/dlogits of the sum weighted by the cotangent."""
     t = knobs.get("temperature", 1.0)
-    table = s.remember(("table", options["normal"], options["temperature"], t), lambda: _table(s, options, t))
+    floor = knobs.get("floor", 0.0)
+    table = s.remember(("table", options["normal"], options["temperature"], t, floor), lambda: _table(s, options, t, floor))
     picked = s.remember(
-        ("picked", *options.values(), t), lambda: _picked(table, _ids(s), options["align"], s.value, options["normal"])
+        ("picked", *options.values(), t, floor), lambda: _picked(table, _ids(s), options["align"], s.value, options["normal"])
     )
-    return Result(value=_reduced(picked, s, options))
+    return Result(value=_reduced(_zeroed(picked, s, options), s, options))
+
+
+def _zeroed(picked: Tensor, s: Seen, options: Options) -> Tensor:
+    if options["zeroed"] == "own":
+        return picked
+    mask = s.inputs["completion_mask"]
+    assert isinstance(mask, Tensor)
+    moved = mask.roll(1 if options["zeroed"] == "early" else -1, 1)
+    moved = moved[:, -picked.shape[1] :]
+    return picked * moved
 
 
 def _ids(s: Seen) -> Tensor:
@@ -197,16 +236,22 @@ def _ids(s: Seen) -> Tensor:
     return ids
 
 
-def _table(s: Seen, options: Options, t: float) -> Tensor:
+def tempered(z: Tensor, where: str, t: float) -> Tensor:
+    """Logits under an option of the axis `temperature`."""
+    return {"before": z / t, "logit only": z / t, "times": z * t, "twice": z / t / t}.get(where, z)
+
+
+def _table(s: Seen, options: Options, t: float, floor: float) -> Tensor:
     """[B, T, V]: what each token would get."""
     z = s.inputs["logits"]
     assert isinstance(z, Tensor)
     where = options["temperature"]
-    z = {"none": z, "after": z, "before": z / t, "times": z * t, "twice": z / t / t}[where]
-    lse = z.logsumexp(-1, keepdim=True)
+    raw = z
+    z = tempered(z, where, t)
+    lse = (raw / t if where == "normaliser only" else raw if where == "logit only" else z).logsumexp(-1, keepdim=True)
     normal = options["normal"]
     table = {
-        "log_softmax": lambda: z - lse, "flipped": lambda: lse - z, "raw": lambda: z,
+        "log_softmax": lambda: z - lse, "floored": lambda: ((z - lse).exp() + floor).log(), "flipped": lambda: lse - z, "raw": lambda: z,
         "probability": lambda: (z - lse).exp(), "maximum": lambda: z - z.amax(-1, keepdim=True),
         "over positions": lambda: z.log_softmax(1), "greedy": lambda: (z - lse).amax(-1, keepdim=True).expand_as(z),
     }[normal]()  # fmt: skip
@@ -222,6 +267,8 @@ def _picked(table: Tensor, ids: Tensor, align: str, like: Tensor, normal: str) -
         "current": lambda: (table.roll(1, 1), ids),
         "behind": lambda: (table, ids.roll(1, 1)),
         "two ahead": lambda: (table, ids.roll(-2, 1)),
+        "late": lambda: (table.roll(-1, 1), ids.roll(-1, 1)),
+        "rolled back": lambda: (table[:, :-1], ids.roll(1, 1)[:, :-1]),
         "inside": lambda: (table[:, :-1], ids[:, 1:]),
         "unshifted": lambda: (table[:, :-1], ids[:, :-1]),
         "unshifted late": lambda: (table[:, 1:], ids[:, 1:]),
@@ -266,6 +313,11 @@ def run(subject: Subject) -> Iterator[Check]:
         if known is None
         else Knob(name="temperature", values=(known,), known=True),
     )  # fmt: skip
+    floor = probing.knob(
+        subject, "floor", (), (1e-8, 1e-10, 1e-6, 1e-12), fit=(1e-9, 0.5), within=(1e-30, 0.5),
+        active=lambda o: o["normal"] == "floored",
+    )  # fmt: skip
+    knobs = (*knobs, floor)
     best = solver.solve(observed, reference, base, knobs)
     yield _formula_check(subject, observed, base, best)
     if best is None:
@@ -323,6 +375,9 @@ def _formula_check(subject: Subject, observed: list[Seen], base: tuple[Axis, ...
     convention = solver.convention(base, best)
     named = list(solver.named(best.pitfalls, dict(best.knobs)))
     named += _misdeclared(subject, best)
+    if best.knobs.get("floor", 0.0) > FLOOR_WRONG:
+        says = f"adds {best.knobs['floor']:.3g} to the probability, so that no log-prob falls below {math.log(best.knobs['floor']):.3g}"
+        named.append(Named(pitfall=FLOOR.id, family=FLOOR.family, says=says, numbers={"floor": best.knobs["floor"]}))
     if named:
         found = probing.distance(observed, reference, probing.right_twin(base, best), best.knobs)
         return Check(probe=probe, asks=ASKS, outcome=probing.known_bug(named, convention, found))
@@ -443,6 +498,6 @@ ROLE = Role(
     run=run,
     pitfalls=(
         SIGN, RAW, PROBABILITY, MAXIMUM, AXIS, GREEDY, SHIFT, TEMPERATURE_IGNORED, TEMPERATURE_AFTER,
-        TEMPERATURE_INVERTED, TEMPERATURE_TWICE, UNSTABLE, PACKED, NO_ATTENTION_MASK, POSITIVE,
+        TEMPERATURE_INVERTED, TEMPERATURE_TWICE, TEMPERATURE_HALF, MASK_SHIFT, FLOOR, UNSTABLE, PACKED, NO_ATTENTION_MASK, POSITIVE,
     ),
 )  # fmt: skip

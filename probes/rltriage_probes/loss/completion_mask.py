@@ -8,6 +8,7 @@ arXiv:2403.17031).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from rltriage_probes import probing, solver
 from rltriage_probes.contract import Agrees, Check
 from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
 from rltriage_probes.solver import Knobs, Options, Result, Seen, Solution
+from rltriage_probes.standins import StandInTokenizer
 
 ASKS = "are exactly the sampled tokens trained, the end token among them?"
 PROMPT, WIDTH = 3, 7
@@ -47,6 +49,7 @@ def _case(name: str, intent: Mapping[str, Any]) -> Case:
         [5, 6, 7, eos, eos, pad, pad],
         [5, 6, 7, 8, 9, 5, 6],
         [5, eos, 9, 9, eos, pad, pad],
+        [6, 5, eos, 9, pad, pad, pad],
     ]
     completion = torch.tensor(rows)
     sampled = torch.stack([_sampled(r, eos, "kept") for r in completion])
@@ -54,7 +57,7 @@ def _case(name: str, intent: Mapping[str, Any]) -> Case:
     inputs = {
         "token_ids": completion, "prompt_length": 0, "eos_token_id": eos, "pad_token_id": pad,
         "attention_mask": ((completion != pad) | (sampled > 0)).long(), "lengths": sampled.sum(-1).long(),
-        "completion_length": WIDTH, "prompt_ids": prompt,
+        "completion_length": WIDTH, "prompt_ids": prompt, "tokenizer": _tokenizer(eos, pad),
     }  # fmt: skip
     return Case(name=name, inputs=inputs)
 
@@ -68,16 +71,27 @@ def _with_prompt(case: Case) -> Case:
     return Case(name=case.name + ", behind a prompt", inputs=inputs)
 
 
+def _tokenizer(eos: int, pad: int) -> StandInTokenizer:
+    tokenizer = StandInTokenizer()
+    tokenizer.eos_token_id, tokenizer.pad_token_id = eos, pad
+    return tokenizer
+
+
 def _ids(intent: Mapping[str, Any]) -> tuple[int, int]:
+    """The declared ids, which may be one and the same."""
     eos, pad = intent.get("eos_token_id"), intent.get("pad_token_id")
-    usable = isinstance(eos, int) and isinstance(pad, int) and eos != pad and not {eos, pad} & set(range(5, 10))
+    usable = isinstance(eos, int) and isinstance(pad, int) and not {eos, pad} & set(range(5, 10))
     return (eos, pad) if usable else (EOS, PAD)  # type: ignore[return-value]
 
 
 def axes(subject: Subject, s: Seen) -> tuple[Axis, ...]:
-    padding = "pad" in (subject.source.split("(")[0] + subject.doc).lower() and probing.claims(
-        subject, r"true (=|for|at|on|where)?\s*(is\s*)?pad", r"1\s*(=|on|for|where|at)\s*(the\s*)?pad", r"padding mask"
+    named = re.search(r"def\s+\w*(pad|ignor|exclud)\w*\(", subject.source)
+    padding = named is not None or probing.claims(
+        subject, r"true (=|for|at|on|where)?\s*(is\s*)?(the\s*)?pad", r"1\s*(=|on|for|where|at)\s*(the\s*)?pad", r"padding mask"
     )
+    one_id = s.inputs["eos_token_id"] == s.inputs["pad_token_id"]
+    # with one id for both, only an attention mask can still tell the sampled end token from padding
+    not_pad = Option(name="attended" if one_id else "not pad", says="every token that is not padding")
     inverted = Option(name="inverted", says="1 on padding") if padding else probing.as_pitfall("inverted", INVERTED)
     full = s.value.shape[1] > WIDTH
     return (
@@ -85,9 +99,10 @@ def axes(subject: Subject, s: Seen) -> tuple[Axis, ...]:
             name="end",
             options=(
                 Option(name="kept", standing="standard", says="end token included"),
-                Option(name="not pad", says="every token that is not padding"),
+                not_pad,
                 probing.as_pitfall("dropped", DROPS_EOS),
                 probing.as_pitfall("by id", BY_ID),
+                probing.as_pitfall("by both ids", BY_ID),
                 probing.as_pitfall("all", ALL),
                 probing.as_pitfall("one more", ONE_MORE),
                 probing.as_pitfall("last", LAST),
@@ -117,9 +132,10 @@ def _sampled(row: Tensor, eos: int, rule: str, pad: int = PAD) -> Tensor:
     before = is_eos.cumsum(0) - is_eos
     last = int(is_eos.nonzero().flatten()[-1]) if bool(is_eos.any()) else row.numel() - 1
     made = {
-        "kept": before == 0, "dropped": is_eos.cumsum(0) == 0, "by id": row.ne(eos), "all": torch.ones_like(row),
+        "kept": before == 0, "dropped": is_eos.cumsum(0) == 0, "by id": row.ne(eos),
+        "by both ids": row.ne(eos) & row.ne(pad), "all": torch.ones_like(row),
         "one more": torch.cat([torch.zeros(1, dtype=torch.long), before[:-1]]) == 0,
-        "last": torch.arange(row.numel()) <= last, "not pad": row.ne(pad),
+        "last": torch.arange(row.numel()) <= last, "not pad": row.ne(pad), "attended": row.ne(pad) | (before == 0),
     }  # fmt: skip
     return made[rule].double()
 

@@ -8,7 +8,7 @@ and that of k2 is the gradient of the reverse KL (Tang and Munos 2025, arXiv:250
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ K1_LOSS = Pitfall(
 REVERSED = Pitfall(id="KL-REVERSED", family="kl-direction", says="exchanges policy and reference inside the estimator")
 SIGN = Pitfall(id="KL-SIGN", family="sign", says="has the opposite sign, so drifting from the reference is rewarded")
 DETACHED = Pitfall(id="KL-DETACHED", family="gradient-cut", says="cuts the gradient of the KL term, so it restrains nothing")
+NOT_ZERO = Pitfall(
+    id="KL-NOT-ZERO", family="kl-estimator", says="is not 0 for two equal policies: a term of the estimator is missing"
+)
 MISSING = Pitfall(
     id="KL-MISSING", family="inert-option", says="takes reference log-probs and a weight, and adds no KL term"
 )
@@ -58,14 +61,24 @@ def estimator_axis(*, with_ratio: bool, wanted: str = "", pitfall: Pitfall | Non
         Option(name="k1 clamped", says="KL estimator k1, clamped", source="OpenRLHF"),
         Option(name="k2 clamped", says="KL estimator k2, clamped", source="OpenRLHF"),
         Option(name="k3+", says="value k3 with the gradient of k2", source="verl k3+"),
+        probing.as_pitfall("k3 without -1", NOT_ZERO),
+        probing.as_pitfall("k3 without -r", NOT_ZERO),
     ]
     if with_ratio:
         options.append(Option(name="k3 weighted", says="k3 times the ratio", source="DeepSeek-V3.2, arXiv:2512.02556"))
         options.append(Option(name="k3 weighted detached", says="k3 times the detached ratio"))
     if wanted and pitfall is not None:
-        options = [probing.wrong_here(o, pitfall, o.name.split()[0].rstrip("+") != wanted.rstrip("+")) for o in options]
+        other = [o.standing != "pitfall" and o.name.split()[0].rstrip("+") != wanted.rstrip("+") for o in options]
+        options = [probing.wrong_here(o, pitfall, wrong) for o, wrong in zip(options, other, strict=True)]
         options.sort(key=lambda o: o.standing == "pitfall")
     return Axis(name="estimator", options=tuple(options))
+
+
+def direction_axis(subject: Subject, when: Callable[[Mapping[str, str]], bool] | None = None) -> Axis:
+    """Which of the two policies comes first; the other order is right where the function says that it means it."""
+    says_so = probing.claims(subject, r"kl\s*\(\s*(p_|pi_|π_)?ref", r"forward[ -]kl")
+    other = Option(name="reversed", says="KL(reference || policy)") if says_so else probing.as_pitfall("reversed", REVERSED)
+    return Axis(name="direction", options=(Option(name="own", standing="standard"), other), when=when)
 
 
 def estimate(name: str, logp: Tensor, ref: Tensor, ratio: Callable[[], Tensor]) -> Tensor:
@@ -76,6 +89,8 @@ def estimate(name: str, logp: Tensor, ref: Tensor, ratio: Callable[[], Tensor]) 
         "k1": lambda: -r,
         "k2": lambda: r.square() / 2,
         "k3": lambda: k3,
+        "k3 without -1": lambda: r.exp() - r,
+        "k3 without -r": lambda: r.exp() - 1,
         "abs": r.abs,
         "square": r.square,
         "k3 clamped": lambda: (r.clamp(-20, 20).exp() - r.clamp(-20, 20) - 1).clamp(-10, 10),

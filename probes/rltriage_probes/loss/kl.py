@@ -45,10 +45,7 @@ def axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
     with_ratio = bool(subject.bound.names & {"old_logprobs", "ratio"})
     return (
         estimators.estimator_axis(with_ratio=with_ratio, wanted=estimators.wanted(subject), pitfall=estimators.ESTIMATOR),
-        Axis(
-            name="direction",
-            options=(Option(name="own", standing="standard"), probing.as_pitfall("reversed", estimators.REVERSED)),
-        ),
+        estimators.direction_axis(subject),
         Axis(name="sign", options=(Option(name="plus", standing="standard"), probing.as_pitfall("minus", estimators.SIGN))),
         surrogate.aggregation(subject, reduced),
         surrogate.masking(subject, reduced),
@@ -85,7 +82,7 @@ def run(subject: Subject) -> Iterator[Check]:
 
 
 def _observed(subject: Subject, case: Case) -> Seen:
-    s = probing.observe(subject, case, WRT)
+    s = surrogate.flat(probing.observe(subject, case, WRT))
     logp = s.inputs["logprobs"]
     assert isinstance(logp, torch.Tensor)
     if s.grads:
@@ -144,11 +141,12 @@ ROLE = Role(
     asks="log-probs of policy and reference -> KL estimates [B, T], or their mean",
     takes=("logprobs", "ref_logprobs", "completion_mask", "old_logprobs", "ratio", "attention_mask", "kl_estimator", "beta", "token_count"),
     needs=(("logprobs",), ("ref_logprobs",)),
-    returns="per token",
+    returns="scalar",
     example=example,
     run=run,
     pitfalls=(
-        estimators.ESTIMATOR, estimators.REVERSED, estimators.SIGN, estimators.OVERFLOW, surrogate.AGGREGATION,
+        estimators.ESTIMATOR, estimators.REVERSED, estimators.SIGN, estimators.NOT_ZERO, estimators.OVERFLOW,
+        surrogate.AGGREGATION,
         surrogate.PADDED_DENOMINATOR, surrogate.MASK_MISSING, surrogate.MASK_INVERTED, surrogate.MASK_SHIFT,
         surrogate.MASK_NUMERATOR,
     ),

@@ -96,8 +96,8 @@ class Parts:
 
 def observe(subject: Subject, case: Case) -> tuple[Seen, Seen, bool]:
     """The surrogate alone, the rest alone, and whether any gradient came. Raises `CallFailed`."""
-    full = _flat(probing.observe(subject, case, WRT))
-    rest = _flat(probing.observe(subject, case, WRT, {"advantages": torch.zeros_like(case.inputs["advantages"])}))
+    full = surrogate.flat(probing.observe(subject, case, WRT))
+    rest = surrogate.flat(probing.observe(subject, case, WRT, {"advantages": torch.zeros_like(case.inputs["advantages"])}))
     grads = {k: full.grads.get(k, 0.0) - rest.grads.get(k, 0.0) for k in {*full.grads, *rest.grads}}
     policy = Seen(
         case=case.name, inputs=full.inputs, value=full.value - rest.value,
@@ -110,13 +110,6 @@ def observe(subject: Subject, case: Case) -> tuple[Seen, Seen, bool]:
     return policy, rest, bool(full.grads)
 
 
-def _flat(s: Seen) -> Seen:
-    """One value a sequence as [B], however the function shapes it."""
-    if s.value.dim() == 2 and s.value.shape[1] == 1:
-        s.value = s.value.squeeze(1)
-    return s
-
-
 def _prepare(subject: Subject, case: Case, s: Seen) -> None:
     """Leaves for the reference, and which elements count where the function does not reduce."""
     for word in WRT:
@@ -126,7 +119,7 @@ def _prepare(subject: Subject, case: Case, s: Seen) -> None:
             s.cache["leaf:" + word] = value.clone().requires_grad_(True)
     if s.value.dim() == 2:
         s.where = case.inputs["completion_mask"] > 0
-        s.grad_where = {w: s.where for w in WRT}
+        s.grad_where = dict.fromkeys(WRT, s.where)
 
 
 # Reference of the rest
@@ -178,11 +171,7 @@ def rest_axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
     mask = surrogate.masking(subject, reduced)
     return (
         estimator,
-        Axis(
-            name="direction",
-            options=(Option(name="own", standing="standard"), probing.as_pitfall("reversed", estimators.REVERSED)),
-            when=on,
-        ),
+        estimators.direction_axis(subject, on),
         Axis(
             name="kl sign",
             options=(Option(name="plus", standing="standard"), probing.as_pitfall("minus", estimators.SIGN)),
@@ -204,7 +193,7 @@ def rest_axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
 def clip_knobs(subject: Subject) -> tuple[Knob, ...]:
     """Clip distances, caps and the constant denominator: known, written in the function, or usual."""
     clipping = lambda o: o["surrogate"] in surrogate.CLIPPING  # noqa: E731
-    apart = lambda o: clipping(o) and o["bounds"] == "apart" or o["surrogate"] in surrogate.UPPER_ONLY  # noqa: E731
+    apart = lambda o: (clipping(o) and o["bounds"] == "apart") or o["surrogate"] in surrogate.UPPER_ONLY  # noqa: E731
     return (
         _clip_knob(subject, "clip_low", ("clip_low", "clip"), (0.2, 3e-4, 0.1), clipping, fit=(1e-4, 5.0)),
         _clip_knob(subject, "clip_high", ("clip_high", "clip"), (0.28, 4e-4, 0.272, 0.2), apart),
@@ -226,8 +215,13 @@ def _clip_knob(
     known = probing.knob(subject, name, words, usual, active=active)
     if known.known:
         return known
-    written = [d for x in subject.literals for d in (x, round(1 - x, 12), round(x - 1, 12)) if 1e-5 <= d < 1.0]
-    return Knob(name=name, values=tuple(dict.fromkeys([*written[:6], *usual]))[: max(len(usual), 5)], active=active, fit=fit)
+    upper = name == "clip_high"
+    written = [
+        x if x <= 0.5 or (upper and x < 1.0) else round(abs(x - 1), 12)
+        for x in subject.literals
+        if 1e-5 <= x < (3.0 if upper else 1.0) and x != 1.0
+    ]
+    return Knob(name=name, values=tuple(dict.fromkeys([*written[:6], *usual]))[: max(len(written[:6]) + 1, 3)], active=active, fit=fit)
 
 
 def beta_knob(subject: Subject) -> Knob:
@@ -371,10 +365,7 @@ def _rest_check(subject: Subject, parts: Parts, policy: Solution | None) -> Iter
     knobs = (beta_knob(subject), surrogate.length_knob(subject))
     found = solver.solve(parts.kl, rest_reference, axes, knobs)
     if found is None:
-        says = "with advantages of 0 the loss is not a known KL term"
-        standard = {a.name: a.options[0].name for a in axes}
-        gap = probing.distance(parts.kl, rest_reference, standard, {"beta": 0.04, "length": 1.0})
-        yield Check(probe=probe, asks=asks, outcome=probing.diverges(says, gap))
+        yield Check(probe=probe, asks=asks, outcome=_nearest_rest(parts, axes))
         return
     convention = solver.convention(axes, found, {k: v for k, v in found.knobs.items() if k != "length"})
     named = list(solver.named(found.pitfalls, dict(found.knobs)))
@@ -396,6 +387,18 @@ def _rest_check(subject: Subject, parts: Parts, policy: Solution | None) -> Iter
         yield probing.violation(probe, asks, says, p, severity="soft")
     else:
         yield Check(probe=probe, asks=asks, outcome=Agrees(convention=convention))
+
+
+def _nearest_rest(parts: Parts, axes: tuple[Axis, ...]) -> Outcome:
+    """No KL term with the weight that is known: say whether one fits with another weight."""
+    for options, _ in solver.combinations(axes, 0):
+        weights = [_factor(s, rest_reference(s, options, {"beta": 1.0, "length": 1.0})) for s in parts.kl]
+        if None not in weights and abs(weights[0] / weights[-1] - 1) < 1e-3:  # type: ignore[operator]
+            words = solver.convention(axes, Solution(options=options, knobs={}, pitfalls=())).summary
+            return probing.diverges(f"equals {words}, with weight {weights[0]:.6g}", None, {"weight": weights[0]})  # type: ignore[dict-item]
+    standard = {a.name: a.options[0].name for a in axes}
+    gap = probing.distance(parts.kl, rest_reference, standard, {"beta": 0.04, "length": 1.0})
+    return probing.diverges("with advantages of 0 the loss is not a known KL term", gap)
 
 
 def _like(axis: Axis, policy: Solution) -> Axis:
@@ -448,7 +451,7 @@ def _entropy_check(subject: Subject) -> Iterator[Check]:
 
 
 def _prepared(subject: Subject, case: Case, overrides: Mapping[str, Any]) -> Seen:
-    s = _flat(probing.observe(subject, case, (), overrides))
+    s = surrogate.flat(probing.observe(subject, case, (), overrides))
     if s.value.dim() == 2:
         s.where = case.inputs["completion_mask"] > 0
     return s
@@ -567,7 +570,7 @@ ROLE = Role(
     run=run,
     pitfalls=(
         *surrogate.PITFALLS, estimators.ESTIMATOR, estimators.K1_LOSS, estimators.REVERSED, estimators.SIGN,
-        estimators.DETACHED, estimators.MISSING, estimators.OVERFLOW, NOT_FINITE, NO_GRADIENT, WRONG_WAY, MIXED_ROW,
+        estimators.DETACHED, estimators.NOT_ZERO, estimators.MISSING, estimators.OVERFLOW, NOT_FINITE, NO_GRADIENT, WRONG_WAY, MIXED_ROW,
         READS_MASKED, ENTROPY_SIGN,
     ),
 )  # fmt: skip

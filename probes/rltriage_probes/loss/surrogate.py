@@ -99,6 +99,13 @@ def reduction(value: Tensor) -> Reduced:
     return "scalar" if value.dim() == 0 else "rows" if value.dim() == 1 else "tokens"
 
 
+def flat(s: Seen) -> Seen:
+    """One value a sequence as [B], however the function shapes it."""
+    if s.value.dim() == 2 and s.value.shape[1] == 1:
+        s.value = s.value.squeeze(1)
+    return s
+
+
 def axes(subject: Subject, reduced: Reduced) -> tuple[Axis, ...]:
     """The axes of the policy-gradient part as they concern this function."""
     return (

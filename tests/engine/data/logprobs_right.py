@@ -229,3 +229,20 @@ def python_loops(logits, token_ids):
             top = max(row)
             out[b, t] = row[int(token_ids[b, t])] - top - math.log(sum(math.exp(x - top) for x in row))
     return out
+
+
+def runs_the_model(model, prompt_ids, prompt_mask, response_ids, response_mask):
+    """Log-probs of the responses [B, R]; prompts are padded on the left, responses on the right."""
+    ids = torch.cat([prompt_ids, response_ids], 1)
+    mask = torch.cat([prompt_mask, response_mask], 1)
+    positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+    logits = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+    logits = logits[:, -response_ids.shape[1] - 1 : -1]
+    logp = logits.float().log_softmax(-1).gather(-1, response_ids.unsqueeze(-1)).squeeze(-1)
+    return logp * response_mask
+
+
+def runs_the_model_whole(model, input_ids, attention_mask):
+    """Log-probs [B, T-1] of input_ids[:, 1:]."""
+    logits = model(input_ids, attention_mask=attention_mask).logits[:, :-1]
+    return logits.log_softmax(-1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)

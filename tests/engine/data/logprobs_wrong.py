@@ -261,3 +261,25 @@ def greedy_and_temperature(logits, labels, temperature):
 def sign_and_late_completion(logits, input_ids, logits_to_keep):
     logits, ids = logits[:, -logits_to_keep:], input_ids[:, -logits_to_keep:]
     return logits.logsumexp(-1) - logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+
+# the model's attention mask
+
+
+def forward_without_mask(model, prompt_ids, prompt_mask, response_ids, response_mask):
+    """Log-probs of the responses [B, R]; prompts are padded on the left, responses on the right."""
+    ids = torch.cat([prompt_ids, response_ids], 1)
+    mask = torch.cat([prompt_mask, response_mask], 1)
+    positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+    logits = model(input_ids=ids, position_ids=positions).logits[:, -response_ids.shape[1] - 1 : -1]
+    logp = logits.float().log_softmax(-1).gather(-1, response_ids.unsqueeze(-1)).squeeze(-1)
+    return logp * response_mask
+
+
+def forward_with_a_mask_of_ones(model, prompt_ids, prompt_mask, response_ids, response_mask):
+    """Scores of the sampled responses, 0 on padding. prompt_ids: left-padded."""
+    ids = torch.cat([prompt_ids, response_ids], dim=1)
+    out = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    logits = out.logits[:, prompt_ids.shape[1] - 1 : -1]
+    picked = logits.gather(-1, response_ids[..., None]).squeeze(-1)
+    return (picked - logits.logsumexp(-1)) * response_mask

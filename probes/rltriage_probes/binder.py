@@ -1,0 +1,305 @@
+"""What is known of one function's places while it is being bound: the meaning of a name and the value of a setting."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from rltriage_probes import aliases, containers, reports, source
+from rltriage_probes.filling import SCALARS, FixedSource, Plan, Source, WordSource, evaluate
+from rltriage_probes.forms import Call, Hints, Missing, common_shape, forms_for
+from rltriage_probes.loading import Loaded
+from rltriage_probes.model import Role
+from rltriage_probes.reports import BindingFailed
+from rltriage_probes.selfs import NOTHING, Seam, Unknown, is_config, surroundings
+from rltriage_probes.source import Facts, Path
+from rltriage_probes.vocabulary import WORDS
+
+SETTING_WORDS = frozenset(
+    "clip clip_low clip_high dual_clip clip_value beta entropy_coef temperature eps scale_rewards "
+    "aggregation loss_type "
+    "ratio_level kl_estimator gamma lam group_size max_completion_length eos_token_id pad_token_id "
+    "chunk_size token_count "
+    "row_count prompt_length completion_length".split()
+)
+"""Scalars that any function may take, whatever its role lists."""
+DOCUMENTED: dict[str, Any] = {
+    "clip": 0.2, "clip_low": 0.2, "clip_high": 0.2, "clip_value": 0.2, "beta": 0.04, "temperature": 1.0,
+    "group_size": 4,
+    "gamma": 1.0, "lam": 0.95, "entropy_coef": 0.0, "eps": 1e-6, "dual_clip": None, "scale_rewards": True,
+    "chunk_size": 2,
+    "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+"""Values that papers and frameworks document, for what the function demands and nobody says."""
+_CLIP = {
+    "clip": ("clip", "clip_low", "clip_high"),
+    "clip_low": ("clip_low", "clip"),
+    "clip_high": ("clip_high", "clip", "clip_low"),
+}
+
+
+class Binder:
+    """The state that the parts of the binding share: the plan, what is known, and how a name is read."""
+
+    def __init__(
+        self, loaded: Loaded, role: Role, explicit: Mapping[str, str], settings: Mapping[str, Any],
+        intent: Mapping[str, Any],
+        name: str, lists: bool | None, generous: bool,
+    ) -> None:  # fmt: skip
+        self.loaded = loaded
+        self.role = role
+        self.settings = dict(settings)
+        self.intent = dict(intent)
+        self.target = name
+        self.lists = lists
+        self.example = role.example(intent)
+        self.takes = frozenset(role.takes) | SETTING_WORDS | {"lengths", "cu_seqlens"}
+        self.current: Call | None = None
+        self.known: dict[str, Any] = {}
+        self.hows: dict[str, str] = {}
+        self.plan = Plan()
+        self.tried: list[str] = []
+        self.seams: dict[str, Seam] = {}
+        self.generous = generous
+        self.known_from_self = False
+        """Whether the settings were read from an object that the class's own constructor made."""
+        self.attributes: dict[str, tuple[str, Any]] = {}
+        """Attributes that the function reads and whose value is known: path -> word, value."""
+        self.facts: Facts = source.analyse(loaded.node, loaded.helpers, loaded.source)
+        self.signature = loaded.signature()
+        self.docs = self._docs()
+        self.common = common_shape(loaded.doc)
+        self.explicit = self._explicit(explicit)
+
+    def _docs(self) -> dict[str, str]:
+        names = {n for n in self.signature.parameters}
+        for root, reads in self.facts.reads.items():
+            names.add(root)
+            names |= {step[1] for path in reads for step in path if step[1]}
+        doc = self.loaded.doc
+        owner = self.loaded.owner
+        if owner is not None and isinstance(owner.__doc__, str):
+            doc = f"{doc}\n\n{inspect.cleandoc(owner.__doc__)}" if owner.__doc__ not in doc else doc
+        return source.describe(doc, names)
+
+    def _explicit(self, explicit: Mapping[str, str]) -> dict[str, str]:
+        """The user's bind table with paths in one spelling."""
+        out: dict[str, str] = {}
+        for key, value in explicit.items():
+            try:
+                root, path = source.parse_path(key)
+            except ValueError as e:
+                raise BindingFailed(str(e), reports.report_open(self, [key])) from None
+            if not value.startswith("=") and value not in WORDS:
+                near = ", ".join(self.role.takes[:10])
+                raise BindingFailed(
+                    f"bind: {key} = {value!r} is no word of the vocabulary; {self.role.name} functions take {near}",
+                    reports.report_open(self, [key]),
+                )
+            out[source.render(root, path)] = value
+        return out
+
+    def place(self, root: str, name: str, path: Path, annotation: str, default: Any) -> Source | None:
+        """The source of one place, None where it stays at its default or open."""
+        shown = source.render(root, path)
+        if shown in self.explicit:
+            return self.said(shown, name, annotation, default)
+        for key in (shown, name):
+            if key in self.settings and key not in WORDS:
+                return FixedSource(path=shown, value=self.settings[key], meaning="constant", how="settings")
+        container = containers.is_container(self, root, path)
+        word, how, inverted = self.meaning(root, name, path, annotation, default)
+        if (
+            container
+            and word not in ("tokenizer", "model")
+            and not (word and how == "name" and not containers.record_keys(self, root, path))
+        ):
+            made = containers.container(self, root, name, path, annotation, default)
+            if made is not None:
+                return made
+        if word:
+            return self.word_source(shown, name, word, how, inverted, annotation, default)
+        if is_config(name, annotation) and default is NOTHING:
+            return containers.config(self, shown, name, annotation, root, path)
+        return self.constant(shown, name, default)
+
+    def said(self, shown: str, name: str, annotation: str, default: Any) -> Source:
+        value = self.explicit[shown]
+        if value.startswith("="):
+            return FixedSource(
+                path=shown, value=evaluate(value[1:], self.loaded.namespace), meaning="constant", how="bind"
+            )
+        inverted = aliases.resolve(name, "", ("completion_mask", "attention_mask"), self.docs.get(name, ""))
+        flip = bool(inverted and inverted.inverted and value.endswith("_mask"))
+        return self.word_source(shown, name, value, "bind", flip, annotation, default)
+
+    def meaning(self, root: str, name: str, path: Path, annotation: str, default: Any) -> tuple[str, str, bool]:
+        compared = self.facts.compared(root, path)
+        choice = aliases.choice_word(compared, self.role.name) if compared else ""
+        if choice:
+            return choice, "source", False
+        if self.role.name in ("policy_loss", "kl") and "prompt" in aliases.tokens(name):
+            return "", "", False
+        match = aliases.resolve(name, self.role.name, self.takes, self.docs.get(name, ""), annotation)
+        if match is None:
+            return "", "", False
+        word = match.word
+        if self.lists is not None:
+            word = aliases.as_list(word) if self.lists else aliases.as_single(word)
+        if word in ("clip", "eps") and isinstance(default, float) and default <= 1e-5:
+            word = "eps"
+        if word in ("group_size", "chunk_size", "temperature", "rewards") and isinstance(default, (str, bool)):
+            return "", "", False
+        if word in ("clip", "beta", "eps") and isinstance(default, str):
+            return "", "", False
+        return word, match.how, match.inverted
+
+    def word_source(
+        self, shown: str, name: str, word: str, how: str, inverted: bool, annotation: str, default: Any
+    ) -> Source:
+        root, path = source.parse_path(shown)
+        if word in aliases.CHOICES:
+            return self.choice(shown, word, how, default, self.facts.compared(root, path))
+        hints = self._hints(shown, name, inverted, annotation)
+        if word in SCALARS:
+            value, known_by = self.scalar(word, default)
+            if value is not NOTHING:
+                self.know(word, value, known_by)
+            return WordSource(path=shown, word=word, how=how, hints=hints, fallback=value)
+        return WordSource(path=shown, word=word, how=how, hints=hints, fallback=default)
+
+    def _hints(self, shown: str, name: str, inverted: bool, annotation: str) -> Hints:
+        hints = Hints(
+            annotation=annotation, doc=self.docs.get(name, ""), inverted=inverted, name=name, split=self._split(),
+            signs=set(self.facts.signs.get(shown, set())),
+            reads_ids=self.role.name == "decode" and self._has_tokenizer(),
+        )  # fmt: skip
+        if self.common and hints.shape() is None:
+            hints.doc = f"{hints.doc} {self.common}".strip()
+        return hints
+
+    def _names(self) -> set[str]:
+        """Every name through which an input may come: parameters and entries of containers."""
+        out = set(self.signature.parameters)
+        for reads in self.facts.reads.values():
+            out |= {path[-1][1] for path in reads if path}
+        return out
+
+    def _split(self) -> bool:
+        return self.role.name not in ("policy_loss", "kl") and any(
+            source.re.fullmatch(r"(prompt|query|context)s?_(input_)?(ids|tokens|mask|attention_mask)", n)
+            for n in self._names()
+        )
+
+    def _has_tokenizer(self) -> bool:
+        return any(m is not None for m in (aliases.resolve(n, "decode", ("tokenizer",)) for n in self._names()))
+
+    def scalar(self, word: str, default: Any, generous: bool = True) -> tuple[Any, str]:
+        """The value of a scalar: settings, then intent, then the user's default, then what is documented."""
+        if word in self.settings:
+            return self.settings[word], "settings"
+        if word not in ("scale_rewards", "eps", "chunk_size"):
+            for key in _CLIP.get(word, (word,)):
+                if key in self.settings:
+                    return self.settings[key], "settings"
+            for key in _CLIP.get(word, (word,)):
+                value = self.intent.get(key)
+                if isinstance(value, (int, float)) and not isinstance(value, bool):
+                    return value, "intent"
+        if default is not NOTHING and not (default is None and self.generous and DOCUMENTED.get(word) is not None):
+            return default, "default"
+        if generous and word in DOCUMENTED:
+            return DOCUMENTED[word], "documented default"
+        return NOTHING, ""
+
+    def choice(self, shown: str, word: str, how: str, default: Any, compared: set[str]) -> Source:
+        if word in self.settings:
+            value, by = aliases.spelled(word, self.settings[word], compared), "settings"
+        elif default is not NOTHING:
+            value, by = default, "default"
+        else:
+            value, by = self._chosen(word, compared), "intent"
+        self.know(word, aliases.canonical_choice(word, value), by)
+        return FixedSource(path=shown, value=value, meaning=word, how=how if by != "default" else "default", word="")
+
+    def _chosen(self, word: str, compared: set[str]) -> Any:
+        """A value for a choice that the function demands: the declared one, else one that the source knows."""
+        wanted = [self.intent.get(word), self.intent.get("algorithm")]
+        for value in wanted:
+            if value is not None:
+                spelled = aliases.spelled(word, value, compared)
+                if spelled in compared:
+                    return spelled
+        order = [n for names in aliases.CHOICES[word].values() for n in names]
+        known = sorted(compared, key=lambda x: order.index(x) if x in order else len(order))
+        if known:
+            return known[0]
+        value = self.intent.get(word)
+        return value if value is not None else order[0]
+
+    def know(self, word: str, value: Any, how: str) -> None:
+        if value is not None and word not in self.known and word in SCALARS and not isinstance(value, Unknown):
+            self.known[word] = value
+            self.hows[word] = how
+
+    def constant(self, shown: str, name: str, default: Any) -> Source | None:
+        if default is not NOTHING:
+            return None
+        plain = aliases.snake(name)
+        value = surroundings(plain)
+        if value is not NOTHING:
+            return FixedSource(path=shown, value=value, meaning="constant", how="name")
+        if plain in ("reward_weights", "weights") and self.role.name == "advantages":
+            import torch
+
+            return FixedSource(path=shown, value=torch.ones(1), meaning="constant", how="name")
+        if aliases.is_flag(name):
+            return FixedSource(path=shown, value=False, meaning="constant", how="name")
+        match = aliases.resolve(name, self.role.name, ("model", "tokenizer"))
+        if match is not None and match.word == "model" and self.role.name in ("policy_loss", "kl", "advantages"):
+            return FixedSource(path=shown, value=Unknown(shown), meaning="constant", how="name")
+        return None
+
+    def look_up(self, name: str, shown: str, generous: bool = True) -> Any:
+        """What a lazy container or `self` gives for a name that the source did not show.
+
+        Not `generous`: only what is declared or in the case, since the reader has a default of its own.
+        """
+        if shown in self.explicit:
+            value = self.explicit[shown]
+            if value.startswith("="):
+                return evaluate(value[1:], self.loaded.namespace)
+            got: Any = WordSource(path=shown, word=value, how="bind", hints=Hints(name=name))
+        else:
+            if name in self.settings and name not in WORDS:
+                return self.settings[name]
+            root, path = source.parse_path(shown) if source.re.match(r"\w", shown) else (shown, ())
+            word, how, inverted = self.meaning(root, name, path, "", NOTHING) if "[*]" not in shown else ("", "", False)
+            if not word:
+                return NOTHING
+            if word in aliases.CHOICES:
+                if not generous and word not in self.settings:
+                    return NOTHING
+                fixed = self.choice(shown, word, how, NOTHING, self.facts.compared(root, path))
+                return fixed.give(self.current or Call({}))
+            if word in SCALARS:
+                value, _ = self.scalar(word, NOTHING, generous)
+                got = WordSource(path=shown, word=word, how=how, hints=Hints(name=name), fallback=value)
+            else:
+                got = WordSource(path=shown, word=word, how=how, hints=Hints(name=name, inverted=inverted))
+        if self.current is None:
+            return got.fallback
+        if got.form is None:
+            options = forms_for(got.word, got.hints, self.current.layout)
+            got.form = options[0] if options else None
+        try:
+            return got.give(self.current)
+        except Missing:
+            return NOTHING
+
+    def seam_words(self) -> set[str]:
+        return {w for seam in self.seams.values() for w in seam.words}
+
+    def reachable(self) -> set[str]:
+        return {w.word for w in self.plan.words()} | {w.word for w in self.plan.fixed() if w.word} | self.seam_words()
