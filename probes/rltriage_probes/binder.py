@@ -141,18 +141,16 @@ class Binder:
             return choice, "source", False
         if self.role.name in ("policy_loss", "kl") and "prompt" in aliases.tokens(name):
             return "", "", False
+        if name.strip("_") in aliases.CONFIG_NAMES:
+            return "", "", False
         match = aliases.resolve(name, self.role.name, self.takes, self.docs.get(name, ""), annotation)
-        if match is None:
+        if match is None or not _kind_fits(match.word, default):
             return "", "", False
         word = match.word
         if self.lists is not None:
             word = aliases.as_list(word) if self.lists else aliases.as_single(word)
         if word in ("clip", "eps") and isinstance(default, float) and default <= 1e-5:
             word = "eps"
-        if word in ("group_size", "chunk_size", "temperature", "rewards") and isinstance(default, (str, bool)):
-            return "", "", False
-        if word in ("clip", "beta", "eps") and isinstance(default, str):
-            return "", "", False
         return word, match.how, match.inverted
 
     def word_source(
@@ -261,6 +259,14 @@ class Binder:
             return FixedSource(path=shown, value=Unknown(shown), meaning="constant", how="name")
         return None
 
+    def look_up_setting(self, name: str, shown: str, generous: bool = True) -> Any:
+        """As `look_up`, for objects that hold settings: no tensor comes out of a config."""
+        root, path = source.parse_path(shown) if source.re.match(r"\w", shown) else (shown, ())
+        word, _, _ = self.meaning(root, name, path, "", NOTHING)
+        if word and word not in SCALARS and shown not in self.explicit and name not in self.settings:
+            return NOTHING
+        return self.look_up(name, shown, generous)
+
     def look_up(self, name: str, shown: str, generous: bool = True) -> Any:
         """What a lazy container or `self` gives for a name that the source did not show.
 
@@ -303,3 +309,18 @@ class Binder:
 
     def reachable(self) -> set[str]:
         return {w.word for w in self.plan.words()} | {w.word for w in self.plan.fixed() if w.word} | self.seam_words()
+
+
+_SWITCHES = frozenset(("scale_rewards", *aliases.CHOICES))
+"""Settings that are no numbers."""
+
+
+def _kind_fits(word: str, default: Any) -> bool:
+    """Whether a parameter with this default can have this meaning: no number is a text, no switch a number."""
+    if default is NOTHING or default is None or word in _SWITCHES:
+        return True
+    if isinstance(default, (bool, str)):
+        return WORDS[word].kind == "text" and isinstance(default, str)
+    if isinstance(default, (int, float)):
+        return WORDS[word].kind == "scalar"
+    return True

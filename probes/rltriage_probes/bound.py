@@ -44,6 +44,7 @@ class Bound:
         )
         """Lengths in place of a mask: the function gets the trained tokens of a row and no others."""
         self._returns = ""
+        self._part: int | None = None
         self._no_grad = layout == "arrays"
         self.report = BindingReport()
         self.names: frozenset[str] = frozenset()
@@ -78,7 +79,7 @@ class Bound:
         order = _kept_first(values) if self._dense else None
         call = Call(values if order is None else _compacted(values, order), self._layout)
         result = self._run(call)
-        part = self._extract(result)
+        part = self._extract(result, call)
         try:
             got = invoke.canonical(
                 part, self._role.returns, call, self._layout, self._mode, self._rewards_form, self._role.name
@@ -105,14 +106,17 @@ class Bound:
         back[torch.tensor(order)] = torch.arange(len(order))
         return value[back]
 
-    def _extract(self, result: Any) -> Any:
+    def _extract(self, result: Any, call: Call) -> Any:
         if isinstance(result, list) and self._mode != "batch":
-            parts = [self._extract_one(r) for r in result]
-            return parts
-        return self._extract_one(result)
+            return [self._extract_one(r, call) for r in result]
+        return self._extract_one(result, call)
 
-    def _extract_one(self, result: Any) -> Any:
-        got = invoke.extract(result, self._role.name, self._binder.facts.returned)
+    def _extract_one(self, result: Any, call: Call) -> Any:
+        def echoes(part: Any) -> bool:
+            return any(invoke.same_numbers(part, v) for k, v in call.inputs.items() if k in ROW_WORDS or k == "rewards")
+
+        got = invoke.extract(result, self._role.name, self._binder.facts.returned, echoes, self._part)
+        self._part = got.part
         value = got.value
         if isinstance(value, list) and value and isinstance(value[0], (dict, Box)):
             value = [invoke.extract(v, self._role.name).value for v in value]

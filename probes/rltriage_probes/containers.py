@@ -146,6 +146,12 @@ def config(
     b: Binder, shown: str, name: str, annotation: str, root: str, path: Path, inner: Sequence[Source] = ()
 ) -> Source:
     cls = _class(b, annotation)
+    optional = frozenset(
+        steps[len(path)][1]
+        for steps, read in b.facts.reads.get(root, {}).items()
+        if len(steps) == len(path) + 1 and steps[: len(path)] == path and read.optional
+    )
+    inner = [s for s in inner if not isinstance(s, WordSource) or s.word in SCALARS or s.how == "bind"]
 
     def known(entry: str) -> Any:
         return known_entry(b, root, entry, path)
@@ -155,7 +161,7 @@ def config(
             made = default_config(cls, known)
             if made is not NOTHING:
                 return made
-        box = ConfigBox(shown, b.look_up)
+        box = ConfigBox(shown, b.look_up_setting, optional)
         for s in inner:
             _, steps = source.parse_path(s.path)
             try:

@@ -149,7 +149,7 @@ def _shape_in(doc: str) -> tuple[str, ...] | None:
 
 _SHAPE = r"\[\s*\w+\s*(?:,\s*\w+\s*)*\]|\(\s*\w+\s*(?:,\s*\w+\s*)+\)"
 _COMMON = re.compile(
-    rf"({_SHAPE})\s*(?:,?\s*(?:each|both|throughout|all of them)\b|(?:float |bool |long |\w+ )?(?:tensors|arrays|inputs)\b)"
+    rf"({_SHAPE})\s*(?:,?\s*(?:each|both|throughout|all of them)\b|(?:\w+ )?(?:tensors|arrays|inputs)\b)"
     rf"|\b(?:all|every|both|each|everything|tensors|arrays|inputs|arguments)\b[^.;:\n\[(]{{0,40}}?({_SHAPE})",
     re.I,
 )

@@ -157,37 +157,56 @@ class Extracted:
 
     value: Any
     where: str
+    part: int | None = None
+    """Index of the part of a returned tuple."""
 
 
-def extract(result: Any, role: str, returned: Sequence[str] = ()) -> Extracted:
-    """The telling part of a tuple, dict or object; `returned` are the names of a tuple's parts in the source."""
-    where = "the result"
+def extract(
+    result: Any,
+    role: str,
+    returned: Sequence[str] = (),
+    echoes: Callable[[Any], bool] = lambda part: False,
+    part: int | None = None,
+) -> Extracted:
+    """The telling part of a tuple, dict or object.
+
+    `returned` are the names of a tuple's parts in the source; `echoes` says whether a part is an input handed back;
+    `part` is the one that an earlier call settled on.
+    """
+    where, chosen = "the result", None
     for _ in range(3):
         if isinstance(result, tuple) and result and not hasattr(result, "_fields"):
-            pick = _position(role, returned) if len(returned) == len(result) else 0
-            if role == "entropy" and not any(returned) and len(result) > 1:
-                pick = _entropy_of(result)
+            pick = _pick(result, role, returned, echoes) if part is None or part >= len(result) else part
+            chosen = pick if chosen is None else chosen
             result = result[pick]
-            where = (
-                f"{_ORDINALS[pick] if pick < len(_ORDINALS) else f'number {pick + 1}'} element of the returned tuple"
-            )
-            returned = ()
+            name = _ORDINALS[pick] if pick < len(_ORDINALS) else f"number {pick + 1}"
+            where = f"{name} element of the returned tuple"
+            returned, part = (), None
             continue
         if _is_record(result):
             found = _named(result, role)
             if found is None:
-                return Extracted(value=result, where=where)
+                break
             result, where = found
             continue
         break
-    return Extracted(value=result, where=where)
+    return Extracted(value=result, where=where, part=chosen)
+
+
+def _pick(result: tuple[Any, ...], role: str, returned: Sequence[str], echoes: Callable[[Any], bool]) -> int:
+    named = _position(role, returned) if len(returned) == len(result) else None
+    if named is not None:
+        return named
+    if role == "entropy" and not any(returned) and len(result) > 1:
+        return _entropy_of(result)
+    return next((i for i, part in enumerate(result) if not echoes(part)), 0)
 
 
 _ORDINALS = ("first", "second", "third", "fourth")
 
 
-def _position(role: str, returned: Sequence[str]) -> int:
-    """Which part of a returned tuple is the one, judged by its name; the first where none says so."""
+def _position(role: str, returned: Sequence[str]) -> int | None:
+    """Which part of a returned tuple is the one, judged by its name; None where no name says so."""
     for wanted in _TELLING.get(role, ()):
         if wanted in returned:
             return returned.index(wanted)
@@ -196,7 +215,7 @@ def _position(role: str, returned: Sequence[str]) -> int:
         match = resolve(name, role, (word,)) if word and name else None
         if match is not None:
             return i
-    return 0
+    return None
 
 
 def _entropy_of(result: tuple[Any, ...]) -> int:
@@ -389,3 +408,19 @@ def _shape(shape: Sequence[int]) -> str:
 
 def _names(columns: set[int]) -> str:
     return " or ".join(map(str, sorted(columns)))
+
+
+def same_numbers(part: Any, value: Any) -> bool:
+    """Whether a result holds nothing but the numbers of an input."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or part is None or isinstance(part, (str, dict)):
+        return False
+    if part is value:
+        return True
+    try:
+        got = torch.as_tensor(part).detach().flatten()
+    except Exception:  # noqa: BLE001  whatever a result of the user's is made of
+        return False
+    want = value.detach().flatten()
+    return got.numel() == want.numel() > 1 and bool(torch.allclose(got.double(), want.double(), rtol=1e-6))

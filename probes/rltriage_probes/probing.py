@@ -145,7 +145,7 @@ def right_twin(axes: Sequence[Axis], solution: Solution) -> dict[str, str]:
         name = solution.options[axis.name]
         option = solver.option_of(axis, name)
         is_bad = option.standing == "pitfall" and name in bad
-        out[axis.name] = next(o.name for o in axis.options if o.standing != "pitfall") if is_bad else name
+        out[axis.name] = next((o.name for o in axis.options if o.standing != "pitfall"), name) if is_bad else name
     return out
 
 

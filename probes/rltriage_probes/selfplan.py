@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rltriage_probes import aliases, containers, seams, source
-from rltriage_probes.filling import SCALARS, FixedSource, Source, WordSource, walk
+from rltriage_probes.filling import SCALARS, FixedSource, Source, WordSource
 from rltriage_probes.forms import Call, Hints
 from rltriage_probes.loading import StandInBase
 from rltriage_probes.selfs import NOTHING, InitReader, Unknown, is_config, stand_in, surroundings

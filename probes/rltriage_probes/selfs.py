@@ -13,7 +13,7 @@ import dataclasses
 import inspect
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any, ClassVar
 
 from rltriage_probes.aliases import CONFIG_NAMES, INERT, is_flag
@@ -87,6 +87,12 @@ class SingleProcess:
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the user's launcher carries, e.g. its arguments (OpenRLHF)."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unknown(name)
 
 
 _GATHERING = ("gather", "gather_for_metrics", "reduce", "all_reduce", "unwrap", "unwrap_model", "pad_across_processes")
@@ -188,7 +194,14 @@ class Box(dict[str, Any]):
 
 
 class ConfigBox(Box):
-    """A config object: unknown switches are off, other unknown entries can't be computed with."""
+    """A config object: unknown switches are off, other unknown entries can't be computed with.
+
+    `optional` entries are those that the reader has a default for: absent unless they are declared.
+    """
+
+    def __init__(self, path: str, lookup: Lookup | None = None, optional: Collection[str] = ()) -> None:
+        super().__init__(path, lookup)
+        self.__dict__["_optional"] = optional
 
     def get(self, key: str, default: Any = None) -> Any:
         if key in self:
@@ -206,6 +219,11 @@ class ConfigBox(Box):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in self.__dict__["_optional"] and name not in self:
+            value = self.get(name, NOTHING)
+            if value is NOTHING:
+                raise AttributeError(name)
+            return value
         try:
             return super().__getattr__(name)
         except AttributeError:

@@ -538,10 +538,12 @@ def numbers(node: ast.AST, constants: Mapping[str, Any]) -> list[float]:
     return list(dict.fromkeys(out))
 
 
+_NAME = r"(?:\w+\.)*\w+(?:\[[^\]\n]*\])?"
 _ENTRY = re.compile(
-    r"^\s*(?:[-*]\s*|:param\s+(?:\w+\s+)?)?`{0,2}(?P<names>\w+(?:\[[^\]\n]*\])?(?:\s*(?:,|/"
-    r"|and)\s*\w+(?:\[[^\]\n]*\])?)*)`{0,2}\s*(?P<rest>(?:\(|:|\[|-|–|=|  |is |are ).*)$"
+    rf"^\s*(?:[-*]\s*|:param\s+(?:\w+\s+)?)?`{{0,2}}(?P<names>{_NAME}(?:\s*(?:,|/|and)\s*{_NAME})*)`{{0,2}}"
+    r"\s*(?P<rest>(?:\(|:|\[|-|–|=|  |is |are ).*)$"
 )
+"""A line of a docstring that describes one parameter or several: `a, cfg.b: what they are`."""
 
 
 def describe(doc: str, names: Iterable[str]) -> dict[str, str]:
@@ -552,7 +554,7 @@ def describe(doc: str, names: Iterable[str]) -> dict[str, str]:
     for line in doc.splitlines():
         entry = _ENTRY.match(line)
         named = (
-            [n for n in re.findall(r"\w+", re.sub(r"\[[^\]]*\]", "", entry["names"])) if n in wanted] if entry else []
+            [n for n in re.findall(r"(?:\w+\.)*(\w+)", re.sub(r"\[[^\]]*\]", "", entry["names"])) if n in wanted] if entry else []
         )
         keyed = re.match(r"""\s*\w+(?:\.\w+)*\[["'](\w+)["']\]\s*(.*)""", line)
         if keyed and keyed[1] in wanted:

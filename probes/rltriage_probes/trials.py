@@ -85,11 +85,13 @@ def _function(b: Binder) -> Callable[..., Any]:
 
 _LISTED = r"list\[(torch\.)?tensor|list of (\w+ )?(1-?d )?tensors?|one (1-d )?tensor per"
 _RAGGED = re.compile(
-    r"lists? with one|one 1-?D tensor per|samples differ in length|jagged|ragged|list of 1-?D|lists? of per-(sample|sequence) tensors",
+    r"lists? with one|one 1-?D tensor per|samples differ in length|jagged|ragged|list of 1-?D|"
+    r"lists? of per-(sample|sequence) tensors",
     re.I,
 )
 _PACKED = re.compile(
-    r"\bpacked\b|concatenated into one|back to back|\[\s*sum|\[\s*total|one after (another|the other)|flattened|padding-free", re.I
+    r"\bpacked\b|concatenated into one|back to back|\[\s*sum|\[\s*total|one after (another|the other)|padding-free",
+    re.I,
 )
 _NUMPY = r"\bnp\.|ndarray|numpy|NDArray|\barray\b"
 _BY_ROW = frozenset("logprobs token_rewards logits advantages token_ids completion_mask".split())

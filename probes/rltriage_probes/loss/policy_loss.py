@@ -17,7 +17,7 @@ from torch import Tensor
 from rltriage_probes import probing, solver, tolerance
 from rltriage_probes.contract import Agrees, Check, Gap, Named, Outcome, Severity
 from rltriage_probes.invoke import cotangent
-from rltriage_probes.loss import estimators, surrogate
+from rltriage_probes.loss import estimators, sampler, surrogate
 from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
 from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
 
@@ -193,12 +193,12 @@ def rest_axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
 def clip_knobs(subject: Subject) -> tuple[Knob, ...]:
     """Clip distances, caps and the constant denominator: known, written in the function, or usual."""
     clipping = lambda o: o["surrogate"] in surrogate.CLIPPING  # noqa: E731
-    apart = lambda o: (clipping(o) and o["bounds"] == "apart") or o["surrogate"] in surrogate.UPPER_ONLY  # noqa: E731
+    apart = lambda o: (clipping(o) and o["bounds"] in ("apart", "high for both")) or o["surrogate"] in surrogate.UPPER_ONLY  # noqa: E731
     return (
         _clip_knob(subject, "clip_low", ("clip_low", "clip"), (0.2, 3e-4, 0.1), clipping, fit=(1e-4, 5.0)),
         _clip_knob(subject, "clip_high", ("clip_high", "clip"), (0.28, 4e-4, 0.272, 0.2), apart),
         probing.knob(
-            subject, "dual_clip", ("dual_clip",), (3.0, 4.0, 10.0), active=lambda o: o["surrogate"] == "dual", within=(1.01, 1e2)
+            subject, "dual_clip", ("dual_clip",), (3.0, 4.0, 10.0), active=lambda o: o["surrogate"].startswith("dual"), within=(1.01, 1e2)
         ),
         probing.knob(
             subject, "cap", ("clip_high", "clip"), (5.0,), active=lambda o: o["surrogate"] == "cispo absolute", within=(1.01, 1e2)
@@ -269,6 +269,8 @@ def run(subject: Subject) -> Iterator[Check]:
     if policy is not None and not policy.pitfalls and "completion_mask" in names:
         yield from _unread_mask(subject, parts, policy)
         yield from _masked_filler(subject)
+    if policy is not None and not policy.pitfalls and {"rollout_logprobs", "old_logprobs"} <= names:
+        yield from sampler.check(subject, _case("straddling ratios"), policy, observe)
 
 
 def _has_rest(parts: Parts) -> bool:
@@ -548,7 +550,7 @@ def _masked_filler(subject: Subject) -> Iterator[Check]:
     if gap is None:
         yield probing.holds("policy_loss.filler", asks, "masked positions are never read")
         return
-    if not probing.claims(subject, r"filler", r"sentinel", r"arbitrary", r"any (value|size)", r"garbage|junk"):
+    if not probing.claims(subject, r"filler", r"sentinel", r"(any|whatever|huge|large) (value|size|magnitude)"):
         return
     says = "large log-ratios at masked positions reach the loss (exp overflows before the mask is applied)"
     yield probing.violation("policy_loss.filler", asks, says, estimators.OVERFLOW, gap=gap)
@@ -571,6 +573,6 @@ ROLE = Role(
     pitfalls=(
         *surrogate.PITFALLS, estimators.ESTIMATOR, estimators.K1_LOSS, estimators.REVERSED, estimators.SIGN,
         estimators.DETACHED, estimators.NOT_ZERO, estimators.MISSING, estimators.OVERFLOW, NOT_FINITE, NO_GRADIENT, WRONG_WAY, MIXED_ROW,
-        READS_MASKED, ENTROPY_SIGN,
+        READS_MASKED, ENTROPY_SIGN, sampler.INVERTED,
     ),
 )  # fmt: skip

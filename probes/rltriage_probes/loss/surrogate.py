@@ -58,6 +58,15 @@ CLIP_ONE_SIDED = Pitfall(id="LOSS-CLIP-ONE-SIDED", family="clip-bounds", says="b
 CLIP_NO_ONE = Pitfall(
     id="LOSS-CLIP-NO-ONE", family="clip-bounds", says="clips the ratio to [-ε, ε] instead of around 1"
 )
+DUAL_SIGN = Pitfall(
+    id="LOSS-DUAL-CLIP-SIGN", family="clip-direction", says="applies the bound of the dual clip to positive advantages as well"
+)
+ONE_BOUND = Pitfall(
+    id="LOSS-CLIP-BOUND-IGNORED", family="clip-bounds", says="uses one clip distance for both sides although it is given two"
+)
+RATIO_REFERENCE = Pitfall(
+    id="LOSS-RATIO-REFERENCE", family="ratio", says="forms the ratio with the reference model instead of the old policy"
+)
 CISPO_GRADIENT = Pitfall(
     id="LOSS-CISPO-GRADIENT", family="gradient-leak", says="differentiates the clipped weight that CISPO keeps constant"
 )
@@ -79,12 +88,13 @@ PADDED_DENOMINATOR = Pitfall(
 
 PITFALLS = (
     SIGN, ADV_SIGN, ADV_AXIS, RATIO_INVERTED, RATIO_DETACHED, RATIO_CONSTANT, RATIO_NO_EXP, RATIO_SUM, RATIO_PADDED,
-    CLIP_MAX, CLIP_NO_MIN, CLIP_BLIND, CLIP_SWAPPED, CLIP_ONE_SIDED, CLIP_NO_ONE, CISPO_GRADIENT, BRANCH, MASK_MISSING,
+    CLIP_MAX, CLIP_NO_MIN, CLIP_BLIND, CLIP_SWAPPED, CLIP_ONE_SIDED, CLIP_NO_ONE, DUAL_SIGN, ONE_BOUND, RATIO_REFERENCE, CISPO_GRADIENT, BRANCH, MASK_MISSING,
     MASK_INVERTED, MASK_SHIFT, MASK_NUMERATOR, AGGREGATION, PADDED_DENOMINATOR,
 )  # fmt: skip
 
 CLIPPING = frozenset({
     "clip", "dual", "max", "no min", "blind", "swapped", "lower only", "cispo", "cispo leak", "log clip", "geometric", "no one",
+    "low no one", "dual for all",
 })  # fmt: skip
 UPPER_ONLY = frozenset({"upper only", "cispo upper", "cispo upper leak"})
 """Surrogates that know one bound, the upper one."""
@@ -152,6 +162,7 @@ def _level(subject: Subject) -> Axis:
         probing.as_pitfall("detached", RATIO_DETACHED),
         probing.as_pitfall("constant", RATIO_CONSTANT),
         probing.as_pitfall("no exp", RATIO_NO_EXP),
+        *([probing.as_pitfall("reference", RATIO_REFERENCE)] if "ref_logprobs" in names else ()),
     )
     return Axis(name="level", options=(*order, on_policy, *wrong), when=_has_ratio)
 
@@ -193,6 +204,8 @@ def _surrogate(subject: Subject) -> Axis:
             probing.as_pitfall("upper only", CLIP_ONE_SIDED),
             probing.as_pitfall("lower only", CLIP_ONE_SIDED),
             probing.as_pitfall("no one", CLIP_NO_ONE),
+            probing.as_pitfall("low no one", CLIP_NO_ONE),
+            probing.as_pitfall("dual for all", DUAL_SIGN),
             probing.as_pitfall("cispo leak", CISPO_GRADIENT),
             probing.as_pitfall("cispo upper leak", CISPO_GRADIENT),
         ),
@@ -209,7 +222,7 @@ def _bounds(subject: Subject) -> Axis:
     elif "clip_high" not in known or known["clip_high"] == low:
         options = (symmetric,)
     else:
-        options = (apart,)
+        options = (apart, *(probing.as_pitfall(name, ONE_BOUND) for name in ("low for both", "high for both")))
     return Axis(name="bounds", options=options, when=lambda o: o["surrogate"] in CLIPPING)
 
 
@@ -225,6 +238,8 @@ def aggregation(subject: Subject, reduced: Reduced) -> Axis:
         mean = Option(name="row mean", standing="standard", says="mean over the tokens of each sequence")
         return Axis(name="agg", options=(mean, Option(name="row sum", says="sum over the tokens of each sequence")))
     declared = str(subject.intent.get("aggregation") or "")
+    if declared == "constant" and probing.claims(subject, *CONSTANT_PROMISED):
+        declared = "promised constant"
     options = [
         Option(name="token-mean", standing="standard", says="mean over the tokens of the batch"),
         Option(name="sequence-mean", says="mean over tokens, then over sequences", source="GRPO, arXiv:2402.03300"),
@@ -242,6 +257,8 @@ def aggregation(subject: Subject, reduced: Reduced) -> Axis:
     return Axis(name="agg", options=tuple(_judged(o, declared) for o in options))
 
 
+CONSTANT_PROMISED = (r"budget|max_(new_tokens|completion_length|length|len|tokens)\b|same for every batch|constant",)
+"""What documentation says when the denominator does not depend on the batch."""
 PASSED_LENGTH = 16
 """The constant denominator that cases hand over: not the width of their tensors."""
 
@@ -267,6 +284,7 @@ ACCEPTS = {
     "sequence-mean": {"sequence-mean", "sequence-sum", "given rows"},
     "sequence-sum": {"sequence-sum", "over constant"},
     "constant": {"constant", "padded", "sequence-sum", "over constant"},
+    "promised constant": {"constant", "over constant"},
 }
 """Which aggregations fit what a user declares."""
 
@@ -295,6 +313,7 @@ def masking(subject: Subject, reduced: Reduced) -> Axis:
             own,
             probing.as_pitfall("missing", MASK_MISSING),
             probing.as_pitfall("inverted", MASK_INVERTED),
+            probing.as_pitfall("inverted, own count", MASK_INVERTED),
             *(probing.as_pitfall(name, MASK_SHIFT) for name in SHIFTS),
             probing.as_pitfall("numerator", MASK_NUMERATOR),
         ),
@@ -307,7 +326,7 @@ def masking(subject: Subject, reduced: Reduced) -> Axis:
 def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     """-agg(surrogate) and its gradient with respect to whatever log-prob the function was given."""
     key = ("pg", *(options[k] for k in ("level", "surrogate", "bounds", "adv")), *(v for k, v in knobs.items() if k != "length"))
-    value = aggregated(s.remember(key, lambda: _tokens(s, options, knobs)), s, options, knobs, key)
+    value = aggregated(s.remember(key, lambda: tokens(s, options, knobs)), s, options, knobs, key)
     value = value if options["sign"] == "plus" else -value
     return Result(value=value, grads=lambda: gradients(value, s))
 
@@ -361,11 +380,12 @@ def ratio_at(s: Seen, level: str) -> Tensor:
         "detached": lambda: d.exp().detach(),
         "constant": lambda: torch.ones_like(d).detach(),
         "no exp": lambda: d,
+        "reference": lambda: (logp - tensor(s, "ref_logprobs").detach()).exp(),
     }
     return s.remember(("ratio", level), made[level])
 
 
-def _tokens(s: Seen, options: Options, knobs: Knobs) -> Tensor:
+def tokens(s: Seen, options: Options, knobs: Knobs) -> Tensor:
     """Per-token objective [B, T]."""
     a = _advantage(s, options["adv"])
     logp = tensor(s, "logprobs")
@@ -381,8 +401,8 @@ def _tokens(s: Seen, options: Options, knobs: Knobs) -> Tensor:
         return r.clamp(max=knobs["cap"]).detach() * a * logp
     if kind in UPPER_ONLY:
         return _capped(kind, r, a, logp, knobs["clip_high"])
-    low = knobs["clip_low"]
-    high = knobs["clip_high"] if options["bounds"] == "apart" else low
+    low = knobs["clip_high" if options["bounds"] == "high for both" else "clip_low"]
+    high = knobs["clip_high"] if options["bounds"] in ("apart", "high for both") else low
     if kind == "geometric":
         return _geometric(r, a, tensor(s, "completion_mask"), low, high)
     return _clipped(kind, r, a, logp, low, high, knobs)
@@ -419,6 +439,8 @@ def _clipped(kind: str, r: Tensor, a: Tensor, logp: Tensor, low: float, high: fl
         "swapped": lambda: torch.minimum(r * a, r.clamp(1 - high, 1 + low) * a),
         "lower only": lambda: torch.minimum(r * a, r.clamp(min=1 - low) * a),
         "no one": lambda: torch.minimum(r * a, r.clamp(-low, high) * a),
+        "low no one": lambda: torch.minimum(r * a, r.clamp(low, 1 + high) * a),
+        "dual for all": lambda: torch.maximum(torch.minimum(r * a, inside * a), knobs["dual_clip"] * a),
         "log clip": lambda: torch.minimum(r * a, r.log().clamp(-low, high).exp() * a),
         "cispo": lambda: inside.detach() * a * logp,
         "cispo leak": lambda: inside * a * logp,
@@ -438,22 +460,22 @@ def _advantage(s: Seen, choice: str) -> Tensor:
 AGGREGATIONS = (
     "token-mean", "sequence-mean", "sequence-sum", "sum", "padded", "constant", "over constant", "given count", "given rows",
 )  # fmt: skip
-MASKINGS = ("own", "missing", "inverted", "numerator", *SHIFTS)
+MASKINGS = ("own", "missing", "inverted", "inverted, own count", "numerator", *SHIFTS)
 _PLACE = {pair: i for i, pair in enumerate((a, m) for a in AGGREGATIONS for m in MASKINGS)}
 
 
-def aggregated(tokens: Tensor, s: Seen, options: Options, knobs: Knobs, key: tuple[object, ...]) -> Tensor:
-    """[B, T] -> scalar, [B] or the matrix itself, under the axes `agg` and `mask`; `key` stands for `tokens` in the memo."""
+def aggregated(each: Tensor, s: Seen, options: Options, knobs: Knobs, key: tuple[object, ...]) -> Tensor:
+    """[B, T] -> scalar, [B] or the matrix itself, under the axes `agg` and `mask`; `key` stands for the tokens in the memo."""
     agg, masking_ = options["agg"], options["mask"]
     if agg == "none":
-        return tokens
+        return each
     if agg in ("row mean", "row sum"):
-        return (tokens * _weights(s, agg, masking_)).sum(-1)
+        return (each * _weights(s, agg, masking_)).sum(-1)
     length = knobs["length"] if agg in ("constant", "over constant") else 1.0
-    if tokens.requires_grad:
-        return (tokens * _weights(s, agg, masking_)).sum() / length
+    if each.requires_grad:
+        return (each * _weights(s, agg, masking_)).sum() / length
     # the search asks for every mean of the same tokens: one product gives them all
-    totals = s.remember(("totals", *key), lambda: _all_weights(s) @ tokens.flatten())
+    totals = s.remember(("totals", *key), lambda: _all_weights(s) @ each.flatten())
     return totals[_PLACE[agg, masking_]] / length
 
 
@@ -472,11 +494,11 @@ def _made_weights(s: Seen, agg: str, masking_: str) -> Tensor:
     zero = torch.zeros_like(own[:, :1])
     late, early = torch.cat([zero, own[:, :-1]], 1), torch.cat([own[:, 1:], zero], 1)
     mask = {
-        "own": own, "missing": ones, "inverted": 1 - own, "numerator": ones,
+        "own": own, "missing": ones, "inverted": 1 - own, "inverted, own count": 1 - own, "numerator": ones,
         "one late": late, "one early": early, "late, own count": late, "early, own count": early,
         "rolled late": own.roll(1, 1), "rolled early": own.roll(-1, 1),
     }[masking_]  # fmt: skip
-    below = own if masking_ in ("numerator", "late, own count", "early, own count") else mask
+    below = own if masking_ == "numerator" or masking_.endswith("own count") else mask
     rows, width = own.shape
     lengths = below.sum(-1, keepdim=True).clamp(min=1e-300)
     return {

@@ -44,17 +44,19 @@ class Kind:
     """Proper parts of `gold`: wrong, though contained in it."""
     wider: tuple[str, ...] = ()
     """Wrong answers that contain `gold`."""
+    anagrams: tuple[str, ...] = ()
+    """Wrong answers of the same characters."""
     options: tuple[str, ...] = ()
     """All answers that a question may have; listing them all answers nothing."""
 
 
 KINDS = (
     Kind(name="number", gold="142", other="57", wrong=("983", "60"), parts=("14", "2"), wider=("51427", "1428"),
-         options=("142", "57", "983")),
+         anagrams=("421",), options=("142", "57", "983")),
     Kind(name="word", gold="zebra", other="lion", wrong=("hippo", "cockatoo"), parts=("zeb", "z"), wider=("zebrafish",),
-         options=("zebra", "lion", "hippo", "cockatoo")),
+         anagrams=("braze",), options=("zebra", "lion", "hippo", "cockatoo")),
     Kind(name="option letter", gold="B", other="D", wrong=("C", "A"), options=("A", "B", "C", "D")),
-    Kind(name="fraction", gold="\\frac{3}{7}", other="\\frac{5}{8}", wrong=("\\frac{2}{9}", "12"), options=()),
+    Kind(name="fraction", gold="\\frac{3}{7}", other="\\frac{5}{8}", wrong=("\\frac{2}{9}", "12", "\\frac{3}{8}"), options=()),
     Kind(name="yes or no", gold="yes", other="no", wrong=("no",), options=("yes", "no")),
 )  # fmt: skip
 

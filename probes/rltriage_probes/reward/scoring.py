@@ -129,6 +129,18 @@ class Scorer:
             return math.nan
         return self._noted(value, item)
 
+    def peek(self, item: Item) -> float:
+        """Score one item alone and log nothing; NaN where there is no score."""
+        if self.over:
+            self.log.cut += 1
+            return math.nan
+        log, self.log = self.log, Log(scored=self.log.scored)
+        try:
+            return self.one(item)
+        finally:
+            log.cut += self.log.cut
+            self.log = log
+
     def batch(self, items: Sequence[Item]) -> list[float] | None:
         """Score all in one call; `None` where the number of scores differs. Raises `CallFailed`."""
         got = rows(column(self._call(self._inputs(items))), len(items))

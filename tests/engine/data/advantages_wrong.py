@@ -126,12 +126,14 @@ def global_mean_on_tokens(token_level_rewards, response_mask, index, epsilon=1e-
 
 
 def view_the_other_way(rewards, num_generations):
+    """rewards [N]: the completions of a prompt are adjacent."""
     num_prompts = rewards.numel() // num_generations
     r = rewards.view(num_generations, num_prompts)
     return ((r - r.mean(0, keepdim=True)) / (r.std(0, keepdim=True) + 1e-4)).flatten()
 
 
 def strided_slices(rewards, group_size):
+    """One advantage a sample; samples of a prompt lie next to each other."""
     n = len(rewards) // group_size
     out = torch.zeros_like(rewards)
     for p in range(n):
@@ -368,6 +370,99 @@ def discarded_vote(scores, loss_mask, group_ids):
     return out[:, None] * loss_mask
 
 
+# the divisor of leave-one-out
+
+
+def siblings_over_n(rewards, num_generations):
+    r = rewards.view(-1, num_generations)
+    rest = (r.sum(1, keepdim=True) - r) / num_generations
+    return (r - rest).flatten()
+
+
+def all_over_n_minus_one(rewards: list[float], k: int) -> list[float]:
+    out = []
+    for i in range(0, len(rewards), k):
+        group = rewards[i : i + k]
+        out += [r - sum(group) / (k - 1) for r in group]
+    return out
+
+
+# eps behind the quotient
+
+
+def eps_behind(rewards, group_size, eps=1e-4):
+    r = rewards.view(-1, group_size)
+    return ((r - r.mean(1, keepdim=True)) / r.std(1, keepdim=True) + eps).flatten()
+
+
+def eps_behind_numpy(rewards, group_size):
+    import numpy as np
+
+    r = np.asarray(rewards, dtype=np.float64).reshape(-1, group_size)
+    with np.errstate(all="ignore"):
+        return ((r - r.mean(1, keepdims=True)) / r.std(1, keepdims=True) + 1e-3).ravel()
+
+
+# the switch for the std
+
+
+def switch_ignored(rewards, num_generations, scale_rewards=False):
+    r = rewards.view(-1, num_generations)
+    return ((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)).flatten()
+
+
+class Switched:
+    def __init__(self, num_generations=4, scale_rewards=False):
+        self.num_generations = num_generations
+        self.scale_rewards = scale_rewards
+
+    def advantages(self, rewards):
+        r = rewards.view(-1, self.num_generations)
+        adv = r - r.mean(1, keepdim=True)
+        if self.scale_rewards is not None:
+            adv = adv / (r.std(1, keepdim=True) + 1e-4)
+        return adv.flatten()
+
+
+# another count than the group's own
+
+
+def average_group_size(rewards, group_ids):
+    """Centred on the mean of each prompt's samples; prompts may have different numbers of them."""
+    groups = int(group_ids.max()) + 1
+    total = torch.zeros(groups).index_add(0, group_ids, rewards)
+    return rewards - (total / (len(rewards) / groups))[group_ids]
+
+
+def average_count_by_uid(rewards, uids):
+    total = defaultdict(float)
+    for r, u in zip(rewards.tolist(), uids):
+        total[u] += r
+    per_group = len(uids) / len(total)
+    return torch.tensor([r - total[u] / per_group for r, u in zip(rewards.tolist(), uids)])
+
+
+# whitening
+
+
+def whitened_with_padding(rewards, response_mask, group_size):
+    r = rewards.view(-1, group_size)
+    adv = (r - r.mean(1, keepdim=True)).flatten()[:, None] * response_mask
+    return (adv - adv.mean()) * torch.rsqrt(adv.var() + 1e-8) * response_mask
+
+
+def whitened_with_padding_by_uid(token_level_rewards, response_mask, index):
+    scores = (token_level_rewards * response_mask).sum(-1)
+    groups = defaultdict(list)
+    for i, u in enumerate(index):
+        groups[u].append(i)
+    adv = torch.zeros_like(response_mask)
+    for rows in groups.values():
+        adv[rows] = (scores[rows] - scores[rows].mean())[:, None] * response_mask[rows]
+    std = (adv.var(unbiased=False) + 1e-8).sqrt()
+    return (adv - adv.mean()) / std * response_mask
+
+
 # two at once
 
 
@@ -416,6 +511,7 @@ def unmasked_and_eps(token_level_rewards, response_mask, num_generations):
 
 
 def interleaved_and_eps(rewards, num_generations):
+    """Completions of one prompt are contiguous."""
     r = rewards.view(num_generations, -1)
     return ((r - r.mean(0)) / (r.std(0) + 2.0)).flatten()
 

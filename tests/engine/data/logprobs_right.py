@@ -246,3 +246,8 @@ def runs_the_model_whole(model, input_ids, attention_mask):
     """Log-probs [B, T-1] of input_ids[:, 1:]."""
     logits = model(input_ids, attention_mask=attention_mask).logits[:, :-1]
     return logits.log_softmax(-1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+
+
+def floored_harmlessly(logits, labels):
+    p = F.softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return torch.log(p + 1e-10)

@@ -215,6 +215,46 @@ def log_mean_exp(logits, labels):
     return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - (logits.logsumexp(-1) - torch.log(torch.tensor(float(n))))
 
 
+# half a temperature
+
+
+def logit_only(logits, labels, temperature):
+    picked = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) / temperature
+    return picked - logits.logsumexp(-1)
+
+
+def normaliser_only(logits, input_ids, temperature):
+    picked = logits[:, :-1].gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+    return picked - (logits[:, :-1] / temperature).logsumexp(-1)
+
+
+# mask of the neighbour
+
+
+def mask_one_early(logits, input_ids, completion_mask):
+    """Log-probs of input_ids[:, 1:], 0 where the token is not trained."""
+    logp = F.log_softmax(logits[:, :-1], -1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+    return logp * completion_mask[:, :-1]
+
+
+def mask_filled_early(logits, sequences, action_mask):
+    logp = -F.cross_entropy(logits[:, :-1].transpose(1, 2), sequences[:, 1:], reduction="none")
+    return logp.masked_fill(action_mask[:, :-1] == 0, 0.0)
+
+
+# floor
+
+
+def floor_of_a_percent(logits, labels):
+    p = F.softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return torch.log(p + 0.01)
+
+
+def floor_shifted(logits, input_ids):
+    p = torch.softmax(logits[:, :-1], dim=-1)
+    return (p + 1e-3).log().gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+
+
 # two at once
 
 
