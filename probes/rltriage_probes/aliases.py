@@ -110,7 +110,8 @@ _SPELLINGS: dict[str, str] = {
     "scale_rewards": (
         "scale_rewards norm_adv_by_std_in_grpo grpo_norm_by_std normalize_by_std div_std norm_by_std scale_by_std "
         "std_normalization normalize_std use_std norm_adv_by_std scale divide_by_std grpo_std_normalization normalize "
-        "normalize_advantages use_std_normalization standardize"
+        "normalize_advantages use_std_normalization standardize normalize_rewards normalise_rewards norm_rewards std_norm "
+        "use_std_norm divide_std scale_advantages normalise_advantages norm_adv norm_std adv_norm"
     ),
     "aggregation": (
         "loss_agg_mode aggregation loss_reduction agg_mode agg loss_aggregation reduction_mode loss_agg mode agg_type "
@@ -155,6 +156,8 @@ _SPELLINGS: dict[str, str] = {
         "answer ground_truth solution gold label target reference gt expected gold_answer correct_answer "
         "reference_answer ground_truth_answer expected_answer golden_answer truth"
     ),
+    "operand_lists": "operand_lists numbers nums operands numbers_list nums_list available_numbers input_numbers number_lists",
+    "operands": "operands numbers nums available_numbers input_numbers cards given_numbers",
     "tokenizer": "tokenizer processing_class tok processor hf_tokenizer",
     "model": "model policy policy_model actor lm base_model net actor_model policy_net llm unwrapped_model",
 }
@@ -263,8 +266,6 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "mask": "completion_mask",
         "s": "text",
         "labels": "token_ids",
-        "prompt": "",
-        "prompts": "",
     },
     "reward": {
         "labels": "answers",
@@ -276,6 +277,10 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "texts": "completions",
         "text": "completion",
         "samples": "completions",
+        "goal": "answer",
+        "goals": "answers",
+        "eos_token": "",
+        "end_token": "",
         "outputs": "completions",
         "output": "completion",
         "queries": "prompts",
@@ -299,6 +304,14 @@ INERT: dict[str, object] = {
     "label_pad_token_id": -100, "ignore_index": -100, "num_micro_batches": 1, "n_micro_batches": 1,
 }  # fmt: skip
 """Things of the surroundings that have one plain value in a single process."""
+
+ASIDE: dict[str, object] = {
+    "data_source": "unknown", "dataset": "unknown", "dataset_name": "unknown", "task": "unknown", "task_name": "unknown",
+    "task_type": "unknown", "extra_info": {}, "metadata": {}, "meta": {}, "info": {}, "trainer_state": None,
+    "eos_token": "<eos>", "end_token": "<eos>",
+    "sandbox_fusion_url": None, "concurrent_semaphore": None, "reward_router_address": None, "args": None,
+}  # fmt: skip
+"""What comes along with a completion and has no part in its score."""
 
 FLAG = re.compile(
     r"^_?(use|is|has|enable|do|with|return|log|compute|should|apply|include|debug|verbose|track|save)_|_enabled$|_only$|^verbose$|^debug$"
@@ -384,7 +397,9 @@ _ROLE_PREFERENCE: dict[str, tuple[str, ...]] = {
     "advantages": ("rewards", "token_rewards", "group_ids", "group_size", "eps", "values"),
     "policy_loss": ("clip", "logprobs"),
 }
-_LIST_WORDS = {"completion": "completions", "prompt": "prompts", "answer": "answers", "text": "texts"}
+_LIST_WORDS = {
+    "completion": "completions", "prompt": "prompts", "answer": "answers", "text": "texts", "operands": "operand_lists",
+}  # fmt: skip
 
 
 def resolve(name: str, role: str, takes: Collection[str], doc: str = "", annotation: str = "") -> Match | None:

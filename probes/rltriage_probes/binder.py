@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from rltriage_probes import aliases, containers, reports, source
-from rltriage_probes.filling import SCALARS, FixedSource, Plan, Source, WordSource, evaluate
+from rltriage_probes.filling import SCALARS, FixedSource, MadeSource, Plan, Source, WordSource, evaluate
 from rltriage_probes.forms import Call, Hints, Missing, common_shape, forms_for
 from rltriage_probes.loading import Loaded
 from rltriage_probes.model import Role
@@ -245,6 +246,10 @@ class Binder:
         if default is not NOTHING:
             return None
         plain = aliases.snake(name)
+        if self.role.name == "reward":
+            aside = self._aside(shown, plain)
+            if aside is not None:
+                return aside
         value = surroundings(plain)
         if value is not NOTHING:
             return FixedSource(path=shown, value=value, meaning="constant", how="name")
@@ -258,6 +263,21 @@ class Binder:
         if match is not None and match.word == "model" and self.role.name in ("policy_loss", "kl", "advantages"):
             return FixedSource(path=shown, value=Unknown(shown), meaning="constant", how="name")
         return None
+
+    def _aside(self, shown: str, plain: str) -> Source | None:
+        """What a reward gets besides texts: one value, or one for each sample under a plural name."""
+        many = plain not in aliases.ASIDE and plain.endswith("s")
+        key = plain[:-1] if many else plain
+        if key not in aliases.ASIDE:
+            return None
+        root, path = source.parse_path(shown)
+        compared = sorted(self.facts.compared(root, path), key=self.facts.text.find)
+        value = compared[0] if compared and isinstance(aliases.ASIDE[key], str) else aliases.ASIDE[key]
+
+        def build(call: Call) -> Any:
+            return [copy.copy(value) for _ in range(call.samples())] if many else copy.copy(value)
+
+        return MadeSource(path=shown, build=build, how="name", meaning="constant")
 
     def look_up_setting(self, name: str, shown: str, generous: bool = True) -> Any:
         """As `look_up`, for objects that hold settings: no tensor comes out of a config."""
@@ -303,6 +323,12 @@ class Binder:
             return got.give(self.current)
         except Missing:
             return NOTHING
+
+    def inherit(self, outer: Binder) -> None:
+        """Takes over the settings with which a factory made this function."""
+        self.known.update(outer.known)
+        self.hows.update(outer.hows)
+        self.plan.left += outer.plan.left
 
     def seam_words(self) -> set[str]:
         return {w for seam in self.seams.values() for w in seam.words}

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rltriage_probes import aliases, containers, reports, seams, selfplan, source, trials
+from rltriage_probes import aliases, containers, factories, reports, seams, selfplan, source, trials
 from rltriage_probes.binder import DOCUMENTED, Binder
 from rltriage_probes.bound import Bound
 from rltriage_probes.filling import SCALARS, Source, WordSource
@@ -37,18 +38,55 @@ def bind(
     Raises `BindingFailed`, `CallFailed` (the function raises on the role's plainest example in every form
     of it) or `NotReached`.
     """
+    target = Target(role, explicit, settings, intent, name or role.name)
+    try:
+        return _in_some_mode(loaded, target)
+    except BindingFailed as e:
+        made = _made(loaded, target) if factories.returns_a_function(loaded) else None
+        if made is None:
+            raise
+        try:
+            return _in_some_mode(made[0], target, made[1])
+        except BindingFailed:
+            raise e from None
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the user says about a function."""
+
+    role: Role
+    explicit: Mapping[str, str]
+    settings: Mapping[str, Any]
+    intent: Mapping[str, Any]
+    name: str
+
+    def binder(self, loaded: Loaded, lists: bool | None, generous: bool) -> Binder:
+        return Binder(loaded, self.role, self.explicit, self.settings, self.intent, self.name, lists, generous)
+
+
+def _in_some_mode(loaded: Loaded, target: Target, outer: Binder | None = None) -> Bound:
+    """The first way that works: with lists of texts or single ones, with bare defaults or filled ones."""
     failure: Exception | None = None
     bare = any(p.default is None for p in loaded.signature().parameters.values())
-    for lists, generous in (
-        (m, g) for g in ((False, True) if bare else (False,)) for m in _list_modes(loaded, role, explicit)
-    ):
-        binder = Binder(loaded, role, explicit, settings, intent, name or role.name, lists, generous)
-        try:
-            return _bound(binder)
-        except (BindingFailed, CallFailed, NotReached) as e:
-            failure = failure or e
+    for generous in (False, True) if bare else (False,):
+        for lists in _list_modes(loaded, target.role, target.explicit):
+            binder = target.binder(loaded, lists, generous)
+            if outer is not None:
+                binder.inherit(outer)
+            try:
+                return _bound(binder)
+            except (BindingFailed, CallFailed, NotReached) as e:
+                failure = failure or e
     assert failure is not None
     raise failure
+
+
+def _made(loaded: Loaded, target: Target) -> tuple[Loaded, Binder] | None:
+    """The function that a factory makes, and how the factory was called."""
+    outer = target.binder(loaded, None, False)
+    made = factories.unfold(outer)
+    return None if made is None else (made, outer)
 
 
 def _list_modes(loaded: Loaded, role: Role, explicit: Mapping[str, str]) -> tuple[bool | None, ...]:

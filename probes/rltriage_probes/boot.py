@@ -53,7 +53,7 @@ def make_importable():
 
 def main(arguments):
     # type: (list[str]) -> int
-    """Run as the worker, or with `--zygote` or `--run-one` as one of the processes that it starts."""
+    """Run as the worker, or with `--zygote [ROOT]` or `--run-one` as one of the processes that it starts."""
     sys.path[:] = [p for p in sys.path if os.path.abspath(p or os.curdir) != HERE]
     line = refusal(sys.version_info[:2], sys.executable)
     if line:
@@ -63,8 +63,8 @@ def main(arguments):
     make_importable()
     from rltriage_probes import sandbox, serve
 
-    if arguments == ["--zygote"]:
-        return sandbox.zygote_main()
+    if arguments[:1] == ["--zygote"]:
+        return sandbox.zygote_main(*arguments[1:])
     if arguments == ["--run-one"]:
         return sandbox.run_one_main()
     return serve.main()

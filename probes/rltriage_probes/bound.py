@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +166,8 @@ class Bound:
             positional.insert(0, me)
         function = self._function
         result = invoke.guarded(lambda: function(*positional, **keywords), self._root, self._file)
+        if inspect.iscoroutine(result):
+            result = invoke.awaited(result, self._root, self._file)
         if self._stand_ins is not None:
             self._stand_ins.check()
         if result is None:
@@ -264,7 +267,8 @@ class Bound:
         self.names = frozenset(names)
         for name, value, _ in binder.plan.left:
             match = aliases.resolve(name, self._role.name, SCALARS & binder.takes)
-            if match is not None and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            switch = isinstance(value, bool) and (match is None or match.word != "scale_rewards")
+            if match is not None and isinstance(value, (int, float, str)) and not switch:
                 binder.know(match.word, aliases.canonical_choice(match.word, value), "default")
         self.settings = dict(binder.known)
         self._returns = self._last if self._where == "the result" else f"{self._last} ({self._where})"
@@ -300,6 +304,8 @@ def _used_by(form: Form, inputs: Mapping[str, Any]) -> set[str]:
         wanted = {"group_ids"}
     elif "columns of" in form.name:
         wanted = {"prompt_length"}
+    elif "completion's ids" in form.name:
+        wanted = {"prompt_length", "completion_mask", "lengths"}
     return wanted & set(inputs)
 
 
@@ -310,7 +316,7 @@ def _judge_text(result: Any, returns: str, sources: Sequence[WordSource], inputs
     if hasattr(part, "tolist"):
         part = part.tolist()
     if not many:
-        if result is None:
+        if result is None and returns != "raw":
             raise WrongShape("None")
         return type(result).__name__
     n = len(inputs[many[0]])

@@ -36,7 +36,9 @@ def _names_entry(behind: Path) -> bool:
 
 
 def is_container(b: Binder, root: str, path: Path) -> bool:
-    return bool(record_keys(b, root, path))
+    keys = record_keys(b, root, path)
+    named = (path[-1][1] if path else root).lower()
+    return any(not b.facts.reads[root][k].tested for k in keys) or bool(keys and named in aliases.CONTAINER_NAMES)
 
 
 def container(b: Binder, root: str, name: str, path: Path, annotation: str, default: Any) -> Source | None:
@@ -113,10 +115,36 @@ def _rows(b: Binder, shown: str, filled: Sequence[tuple[Path, Source]], call: Ca
         for path, values in columns:
             value = _entry(values, i, n, f"{shown}[*]{source.render('', path[1:])}")
             if getattr(value, "ndim", None) == 0 and not getattr(value, "requires_grad", False):
-                value = value.item()  # pyright: ignore[reportAttributeAccessIssue]
+                value = _number(value.item(), f"{shown}[*]{source.render('', path[1:])}")  # pyright: ignore[reportAttributeAccessIssue]
             fill(box, path[1:], value, shown)
         out.append(box)
     return out
+
+
+class _NoTensor(NotReached, AttributeError):
+    """Also an `AttributeError`, since the user's code may ask with `hasattr`."""
+
+
+class _Number(float):
+    """A record's number. Where the function takes it for a tensor, the records are not what it works on."""
+
+    path: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _NoTensor(
+            f"{self.path} is one number in each record, but the function uses its .{name}: its records hold tensors",
+            "Name a function that takes the batch, or the lines inside this one, with their inputs.",
+        )
+
+
+def _number(value: Any, shown: str) -> Any:
+    if not isinstance(value, float):
+        return value
+    number = _Number(value)
+    number.path = shown
+    return number
 
 
 def _entry(values: Any, i: int, n: int, shown: str) -> Any:
@@ -152,6 +180,8 @@ def config(
         if len(steps) == len(path) + 1 and steps[: len(path)] == path and read.optional
     )
     inner = [s for s in inner if not isinstance(s, WordSource) or s.word in SCALARS or s.how == "bind"]
+    _know_fallbacks(b, root, path)
+    sections = _sections(b, shown, root, path)
 
     def known(entry: str) -> Any:
         return known_entry(b, root, entry, path)
@@ -162,6 +192,8 @@ def config(
             if made is not NOTHING:
                 return made
         box = ConfigBox(shown, b.look_up_setting, optional)
+        for step, section in sections:
+            box.put(*step, section.give(call))
         for s in inner:
             _, steps = source.parse_path(s.path)
             try:
@@ -176,6 +208,28 @@ def config(
             inner = [s for s in inner if not isinstance(s, WordSource) or s.word not in SCALARS]
             read_known(b, made, root, path)
     return MadeSource(path=shown, build=build, inner=list(inner))
+
+
+def _sections(b: Binder, shown: str, root: str, path: Path) -> list[tuple[Step, Source]]:
+    """Parts of a config that the function reads on: `config["rollout"]["n"]`."""
+    steps = dict.fromkeys(
+        full[len(path)]
+        for full in b.facts.reads.get(root, {})
+        if len(full) > len(path) + 1
+        and full[: len(path)] == path
+        and "each" not in (full[len(path)][0], full[len(path) + 1][0])
+    )
+    return [(s, config(b, source.render(shown, (s,)), s[1], "", root, (*path, s))) for s in steps]
+
+
+def _know_fallbacks(b: Binder, root: str, path: Path) -> None:
+    """Settings that the function falls back to where a config lacks them: `cfg.get("eps", 1e-6)`."""
+    for steps, read in b.facts.reads.get(root, {}).items():
+        if steps[: len(path)] != path or not isinstance(read.fallback, (int, float, str)):
+            continue
+        word, _, _ = b.meaning(root, steps[-1][1], steps, "", read.fallback)
+        if word in SCALARS and b.scalar(word, NOTHING, generous=False)[0] is NOTHING and word not in b.example.inputs:
+            b.know(word, aliases.canonical_choice(word, read.fallback), "default")
 
 
 def adjust(b: Binder, made: Any, root: str, base: Path, given: Collection[str] = ()) -> None:

@@ -63,6 +63,8 @@ class MadeSource:
     build: Callable[[Call], Any]
     inner: list[Any] = field(default_factory=list)
     how: str = "source"
+    meaning: str = ""
+    """What it is, where no word inside says so."""
 
     def give(self, call: Call) -> Any:
         return self.build(call)
@@ -94,6 +96,10 @@ class Plan:
                 yield s
             elif isinstance(s, MadeSource):
                 queue = [*s.inner, *queue]
+
+    def asides(self) -> Iterator[MadeSource]:
+        """Values that come along and mean nothing to the role."""
+        return (s for s in (*self.positional, *self.keywords.values()) if isinstance(s, MadeSource) and s.meaning)
 
     def fixed(self) -> Iterator[FixedSource]:
         queue: list[Any] = [*self.positional, *self.keywords.values(), *self.self_source]

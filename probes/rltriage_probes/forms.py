@@ -24,12 +24,18 @@ ROW_WORDS = frozenset(
 )
 """Words with one row a sequence."""
 SAMPLE_WORDS = ROW_WORDS | frozenset(
-    "rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts".split()
+    "rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts operand_lists".split()
 )
 """Words with one entry a sample."""
 MASKS = frozenset(("attention_mask", "completion_mask", "is_last_step"))
 FLOATS = ROW_WORDS - {"token_ids", "labels", "attention_mask"} | {"rewards"}
-SINGLES = {"completion": "completions", "prompt": "prompts", "answer": "answers", "text": "texts"}
+SINGLES = {
+    "completion": "completions",
+    "prompt": "prompts",
+    "answer": "answers",
+    "text": "texts",
+    "operands": "operand_lists",
+}
 
 
 class Missing(Exception):
@@ -341,38 +347,57 @@ def _lengths(hints: Hints, layout: Layout) -> tuple[Form, ...]:
 
 # Token ids
 
+_TENSOR_LIST = r"list\[(torch\.)?tensor|list of (\w+ )?(1-?d )?tensors?|one (1-?d )?tensor per"
+
 
 def _token_ids(hints: Hints, layout: Layout) -> tuple[Form, ...]:
-    def lists(value: Any, call: Call) -> Any:
-        return value.tolist()
-
     def row_list(value: Any, call: Call) -> Any:
-        return value[0].tolist() if value.dim() == 2 else value.tolist()
+        return row_tensor(value, call).tolist()
 
     def row_tensor(value: Any, call: Call) -> Any:
         return value[0] if value.dim() == 2 else value
 
-    whole = _form("token_ids", "[B, T] long", _same)
-    rows = _form("token_ids", "list of lists", lists)
-    one_list = _form("token_ids", "one row, list of int", row_list, "per row")
-    one = _form("token_ids", "one row [T]", row_tensor, "per row")
-    front = _form("token_ids", "columns of the prompt", lambda v, c: v[:, : _prompt(c)])
-    back = _form("token_ids", "columns of the completion", lambda v, c: v[:, _prompt(c) :])
+    def tensors(value: Any, call: Call) -> Any:
+        return [row[_prompt(call) : n] for row, n in zip(value, call.lengths(), strict=False)]
+
+    def lists(value: Any, call: Call) -> Any:
+        return [row.tolist() for row in tensors(value, call)]
+
+    forms = {
+        "whole": _form("token_ids", "[B, T] long", _same),
+        "rows": _form("token_ids", "list of lists", lambda v, c: v.tolist()),
+        "front": _form("token_ids", "columns of the prompt", lambda v, c: v[:, : _prompt(c)]),
+        "back": _form("token_ids", "columns of the completion", lambda v, c: v[:, _prompt(c) :]),
+        "lists": _form("token_ids", "list of lists, the completion's ids", lists),
+        "tensors": _form("token_ids", "list of [C_i], the completion's ids", tensors),
+        "one": _form("token_ids", "one row [T]", row_tensor, "per row"),
+        "one list": _form("token_ids", "one row, list of int", row_list, "per row"),
+    }
+    return tuple(forms[name] for name in _id_order(hints))
+
+
+_LISTS_OF_IDS = r"list\[list|list of lists|lists of (token )?ids"
+_OF_COMPLETION = re.compile(r"(response|completion|gen\w*|output|action)s?(_ids|_tokens|_token_ids)?")
+
+
+def _id_order(hints: Hints) -> list[str]:
+    """Names of the forms of token ids, the likeliest first."""
     if "prompt" in hints.name.lower():
-        return (front,)
-    forms = [whole, rows, back, one, one_list]
-    if hints.split:
-        return _order(forms, back.name)
-    if re.fullmatch(r"(response|completion|gen\w*|output|action)s?(_ids|_tokens|_token_ids)?", hints.name.lower()):
-        forms = [whole, back, rows, one, one_list]
-    if hints.says(r"list\[list|list of lists|lists of (token )?ids"):
-        return _order(forms, rows.name)
-    if hints.says(r"list\[int\]|list of (token )?ids|list of ints?\b"):
-        return _order(forms, one_list.name, one.name)
+        return ["front"]
+    names, first = ["whole", "rows", "back", "one", "one list"], []
     shape = hints.shape()
-    if shape is not None and len(shape) == 1:
-        return _order(forms, one.name, one_list.name)
-    return tuple(forms)
+    if hints.split:
+        first = ["back"]
+    elif _OF_COMPLETION.fullmatch(hints.name.lower()):
+        names = ["whole", "back", "rows", "lists", "tensors", "one", "one list"]
+        first = ["lists", "rows"] if hints.says(_LISTS_OF_IDS) else ["tensors"] if hints.says(_TENSOR_LIST) else []
+    elif hints.says(_LISTS_OF_IDS):
+        first = ["rows"]
+    if not first and hints.says(r"list\[int\]|list of (token )?ids|list of ints?\b"):
+        first = ["one list", "one"]
+    elif not first and shape is not None and len(shape) == 1:
+        first = ["one", "one list"]
+    return [*first, *(n for n in names if n not in first)]
 
 
 def _prompt(call: Call) -> int:
@@ -610,7 +635,7 @@ def _single(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
 
 def _eos(hints: Hints, layout: Layout) -> tuple[Form, ...]:
     one = _form("eos_token_id", "int", lambda v, c: int(v))
-    many = _form("eos_token_id", "list of int", lambda v, c: [int(v)])
+    many = _form("eos_token_id", "list of int", lambda v, c: [int(x) for x in (v if isinstance(v, list) else [v])])
     plural = hints.name.lower().endswith("s") or hints.says(r"list\[int|list of|tensor")
     return (many, one) if plural else (one, many)
 
@@ -630,6 +655,24 @@ def _number(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
         return (_form(word, "number", apply),)
 
     return make
+
+
+def _prompt_length(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+    def every(value: Any, call: Call) -> list[int]:
+        return [int(value)] * call.samples()
+
+    def tensor(value: Any, call: Call) -> Any:
+        import torch
+
+        return torch.tensor(every(value, call))
+
+    one = _number("prompt_length")(hints, layout)
+    many = (_form("prompt_length", "[B] long", tensor), _form("prompt_length", "list of int", every))
+    shape = hints.shape()
+    plural = hints.name.lower().endswith(("s", "starts")) or (shape is not None and len(shape) == 1)
+    if hints.says(r"list\[int|list of int"):
+        return (*many[::-1], *one)
+    return (*many, *one) if plural or hints.signs & {"iterated", ".tolist"} else (*one, *many)
 
 
 _MAKERS: dict[str, Callable[[Hints, Layout], tuple[Form, ...]]] = {
@@ -652,7 +695,7 @@ _MAKERS: dict[str, Callable[[Hints, Layout], tuple[Form, ...]]] = {
     "eos_token_id": _eos,
     "token_count": _number("token_count"),
     "row_count": _number("row_count"),
-    "prompt_length": _number("prompt_length"),
+    "prompt_length": _prompt_length,
     "completion_length": _number("completion_length"),
     "max_completion_length": _number("max_completion_length"),
     "group_size": _number("group_size"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,13 @@ def guarded(function: Callable[[], Any], root: Path, file: Path) -> Any:
                 "Install it there, or name an interpreter that has it under [pipeline] python.",
             ) from None
         raise CallFailed(describe_error(error), innermost(error, root, file)) from None
+
+
+def awaited(result: Coroutine[Any, Any, Any], root: Path, file: Path) -> Any:
+    """What an async function of the user's gives in the end."""
+    import asyncio
+
+    return guarded(lambda: asyncio.run(result), root, file)
 
 
 def _unreached(error: BaseException) -> NotReached | None:
@@ -381,9 +388,16 @@ def to_tensor(part: Any, call: Call, layout: Layout, returns: str) -> Tensor:
         if len({p.shape for p in pieces}) == 1:
             return torch.stack(pieces)
         if all(p.dim() == 1 for p in pieces) and len(pieces) == call.samples():
-            width = max(_width(call), *(len(p) for p in pieces))
+            width = max(_ragged_width(pieces, call), *(len(p) for p in pieces))
             return torch.stack([torch.nn.functional.pad(p, (0, width - len(p))) for p in pieces])
     raise WrongShape(f"a {type(part).__name__} where numbers are expected")
+
+
+def _ragged_width(pieces: Sequence[Tensor], call: Call) -> int:
+    """Columns of a list of rows put together: those of the completion where every row is as long as its completion."""
+    width, prompt = _width(call), call.inputs.get("prompt_length")
+    of_completion = prompt is not None and [len(p) for p in pieces] == [n - int(prompt) for n in call.lengths()]
+    return width - int(prompt) if prompt is not None and of_completion else width
 
 
 def observe(

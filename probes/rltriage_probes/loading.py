@@ -95,6 +95,26 @@ def load(root: str | Path, target: TargetSpec) -> Loaded:
     return climb(base, place)
 
 
+def warm(root: str, ref: str) -> None:
+    """Import the module of a ref, as the first rung does, for the runs that are forked from this process.
+
+    Where that fails nothing of the package stays: the run itself climbs the ladder from its foot.
+    """
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    place = find(Path(root).resolve(), ref)
+    if place.module in sys.modules:
+        return
+    with _importable(place), _eager_torch():
+        try:
+            importlib.import_module(place.module)
+        except BaseException as e:  # the user's code
+            if isinstance(e, KeyboardInterrupt):
+                raise
+            top = place.module.split(".")[0]
+            for name in [n for n in sys.modules if n == top or n.startswith(f"{top}.")]:
+                del sys.modules[name]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """Where a target is: a file, its module name and the name inside it."""

@@ -11,12 +11,18 @@ import io
 import re
 import textwrap
 import tokenize
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rltriage_probes.model import Subject
+
+try:
+    from re import _parser as _regex_parser  # pyright: ignore[reportAttributeAccessIssue]  Python 3.11 and later
+except ImportError:
+    import sre_parse as _regex_parser  # pyright: ignore[reportMissingImports]
 
 MAX_HELPERS = 40
 """Functions followed from one target; a bound, not a measure."""
@@ -78,6 +84,11 @@ def sentences(doc: str) -> tuple[str, ...]:
 def unescaped(pattern: str) -> str:
     r"""A regular expression as the text it matches, roughly: `\[THINK\]` becomes `[THINK]`."""
     return re.sub(r"\\([^\w\s])", r"\1", pattern)
+
+
+def prose(pattern: str) -> re.Pattern[str]:
+    """A pattern for prose, any case. In it `[^.;]` stays inside a sentence and lets decimal points pass."""
+    return re.compile(pattern.replace("[^.;]", r"(?:[^.;]|\.(?=\d))"), re.I)
 
 
 def _parse(source: str) -> ast.AST:
@@ -323,3 +334,64 @@ def _all_spelled(words: Iterable[str], joined: str, texts: list[str], templated:
         hidden = re.search(rf"<[^<>\n]{{0,30}}\b{word}\b[^<>\n]{{0,30}}>", joined) and f"<{word}" not in joined
         if (templated and word in texts) or hidden:
             yield Pair(f"<{word}>", f"</{word}>")
+
+
+# Regular expressions as examples
+
+
+def sample(pattern: str, hole: str, filler: str) -> str | None:
+    """A text that a regular expression matches: `hole` for its last group, `filler` for the other free parts.
+
+    `None` where it is no expression with something fixed in it. What comes out is only a guess: lookarounds and
+    back references are passed over.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parsed = _regex_parser.parse(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return None
+    last = parsed.state.groups - 1
+    text = _sampled(parsed, last, hole, filler)
+    fixed = text.replace(hole, "").replace(filler, "") if hole else text.replace(filler, "")
+    return text if fixed.strip() and len(text) < 500 else None
+
+
+def _sampled(parsed: Any, last: int, hole: str, filler: str) -> str:
+    return "".join(_piece(str(op), value, last, hole, filler) for op, value in parsed)
+
+
+def _piece(op: str, value: Any, last: int, hole: str, filler: str) -> str:
+    if op == "LITERAL":
+        return chr(value)
+    if op == "IN":
+        return _member(value)
+    if op == "BRANCH":
+        return _sampled(value[1][0], last, hole, filler)
+    if op == "SUBPATTERN":
+        return hole if value[0] == last and hole else _sampled(value[3], last, hole, filler)
+    if op in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
+        return _repeated(value, last, hole, filler)
+    return ""
+
+
+def _repeated(value: Any, last: int, hole: str, filler: str) -> str:
+    least, most, inner = value
+    ops = [str(op) for op, _ in inner]
+    if ops == ["ANY"] or (ops == ["IN"] and _member(inner[0][1]) == "") or ops == ["NOT_LITERAL"]:
+        return filler if most > 1 else ""
+    return _sampled(inner, last, hole, filler) * min(least, 20)
+
+
+def _member(items: Any) -> str:
+    """One member of a character class; nothing for a negated one."""
+    kinds = {str(op) for op, _ in items}
+    if "NEGATE" in kinds:
+        return ""
+    categories = {str(v) for op, v in items if str(op) == "CATEGORY"}
+    if "CATEGORY_SPACE" in categories:
+        return "" if "CATEGORY_NOT_SPACE" in categories else " "
+    if categories & {"CATEGORY_DIGIT", "CATEGORY_WORD"}:
+        return "4"
+    ranges = [chr(v[0]) for op, v in items if str(op) == "RANGE"]
+    return next(iter(ranges), "") or next((chr(v) for op, v in items if str(op) == "LITERAL"), "")

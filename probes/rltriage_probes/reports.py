@@ -10,6 +10,7 @@ from rltriage_probes.contract import BindingReport, Slot
 from rltriage_probes.filling import SCALARS
 from rltriage_probes.forms import SINGLES
 from rltriage_probes.selfs import NOTHING
+from rltriage_probes.vocabulary import WORDS
 
 if TYPE_CHECKING:
     from rltriage_probes.binder import Binder
@@ -44,18 +45,58 @@ def open_reason(b: Binder) -> str:
 
 
 def report_open(b: Binder, opened: Sequence[str]) -> BindingReport:
-    have = {w.word for w in b.plan.words()}
-    known = have | _other_number(b)
-    free = [w for w in b.role.takes if w not in known and w not in SCALARS]
-    wanted = [group[0] for group in b.role.needs if not have & set(group)]
-    guesses = list(dict.fromkeys([*wanted, *free])) or ["=None"]
-    pairs = ", ".join(f'{_toml_key(o)} = "{_guess(o, guesses)}"' for o in opened)
     return BindingReport(
         slots=slots(b),
         open=tuple(opened),
         tried=("names, annotations and docstring against the alias table", *b.tried[:8]),
-        example=f"[targets.{b.target}]\nbind = {{ {pairs} }}" if opened else "",
+        example=_example(b, opened) if opened else "",
     )
+
+
+def _example(b: Binder, opened: Sequence[str]) -> str:
+    """The manifest lines that would bind what is open; where no word suggests itself, the words to choose from."""
+    have = {w.word for w in b.plan.words()}
+    known = have | _other_number(b)
+    free = [w for w in b.role.takes if w not in known and w not in SCALARS]
+    wanted = [w for group in b.role.needs if not have & set(group) for w in group if w in free][: len(opened)]
+    pairs: list[str] = []
+    for path in opened:
+        word = next((w for w in wanted if _fits(b, path, w)), "")
+        wanted = [w for w in wanted if w != word]
+        pairs.append(f'{_toml_key(path)} = "{word or _literal(path) or PLACEHOLDER}"')
+    lines = [f"[targets.{b.target}]", f"bind = {{ {', '.join(pairs)} }}"]
+    if any(PLACEHOLDER in p for p in pairs):
+        lines.append(f'# <word>: one of {", ".join(free[:12]) or "none is left"}; or "=<Python literal>"')
+    return "\n".join(lines)
+
+
+PLACEHOLDER = "<word>"
+_NUMBERS = frozenset("id size length coef weight num threshold rate max min step steps".split())
+
+
+def _literal(path: str) -> str:
+    """A Python literal for what looks like a number."""
+    last = aliases.tokens(path)[-1:]
+    return "=0" if last and last[0] in _NUMBERS else ""
+
+
+def _fits(b: Binder, path: str, word: str) -> bool:
+    """Whether a place may be of the word's kind, by its annotation and by what the source does with it."""
+    if _literal(path):
+        return False
+    root, steps = source.parse_path(path)
+    signs = b.facts.signs.get(path, set())
+    p = b.signature.parameters.get(root)
+    annotation = "" if steps or p is None or p.annotation is p.empty else str(p.annotation)
+    text = "str" in annotation or bool(signs & _TEXT_SIGNS)
+    number = bool(source.re.search(r"\b(int|float|bool)\b", annotation)) and "list" not in annotation.lower()
+    tensor = "Tensor" in annotation or bool(signs & _TENSOR_SIGNS)
+    kind = WORDS[word].kind
+    return not number and not (kind == "tensor" and text) and not (kind == "text" and tensor)
+
+
+_TEXT_SIGNS = frozenset((".strip", ".split", ".lower", ".find", ".startswith", ".endswith", ".replace", ".partition"))
+_TENSOR_SIGNS = frozenset((".shape", ".sum", ".mean", ".view", ".reshape", ".unsqueeze", ".exp", ".float", ".size"))
 
 
 def slots(b: Binder) -> tuple[Slot, ...]:
@@ -68,6 +109,8 @@ def slots(b: Binder) -> tuple[Slot, ...]:
         out.append(Slot(path=w.path, meaning=w.word, how=how, form=form))
     for f in b.plan.fixed():
         out.append(Slot(path=f.path, meaning=f.meaning or "constant", how=f.how, form=_brief(f.value)))
+    for m in b.plan.asides():
+        out.append(Slot(path=m.path, meaning=m.meaning, how=m.how))
     shown = {s.path for s in out}
     for path, (word, value) in b.attributes.items():
         if path not in shown:
@@ -77,27 +120,6 @@ def slots(b: Binder) -> tuple[Slot, ...]:
     for callee, seam in b.seams.items():
         out.append(Slot(path=f"{callee}(...)", meaning=", ".join(sorted(seam.words)), how="source", form="[B, T]"))
     return tuple(out)
-
-
-def _guess(path: str, words: list[str]) -> str:
-    """What to show for an open place: a word that is still free, or a Python literal for what looks like a number."""
-    last = aliases.tokens(path)[-1:]
-    if last and last[0] in (
-        "id",
-        "size",
-        "length",
-        "coef",
-        "weight",
-        "num",
-        "threshold",
-        "rate",
-        "max",
-        "min",
-        "step",
-        "steps",
-    ):
-        return "=0"
-    return words.pop(0) if words and words[0] != "=None" else "=None"
 
 
 def _brief(value: Any) -> str:

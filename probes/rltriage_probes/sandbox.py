@@ -247,8 +247,11 @@ class _Forked:
     """The supervisor has killed what was left of it."""
 
 
-def zygote_main() -> int:
-    """Import torch, then fork a run for each message; stdin is the socket of the supervisor."""
+def zygote_main(root: str = "") -> int:
+    """Import torch, then fork a run for each message; stdin is the socket of the supervisor.
+
+    With the folder of a project it is a nursery: it imports each run's module of a framework before it forks.
+    """
     control = socket.socket(fileno=wire.take_stdio()[0])
     if why := import_torch():
         control.send(json.dumps({"no_torch": clip_text(why, 1000)}).encode())
@@ -256,7 +259,13 @@ def zygote_main() -> int:
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)  # threads of BLAS; none of ours
     _preload()
     processes.adopt_orphans()
-    _Zygote(control).serve()
+    if root:
+        os.chdir(root)
+        # Asking for devices through the driver would leave the runs with one that they can't use.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        sys.argv[:] = ["rltriage"]
+        sys.dont_write_bytecode = True
+    _Zygote(control, root).serve()
     return 0
 
 
@@ -274,8 +283,9 @@ def _preload() -> None:
 
 
 class _Zygote:
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, root: str) -> None:
         self._control = control
+        self._root = root
         self._runs: dict[int, _Forked] = {}
         self._woken, self._wakes = socket.socketpair()
         self._woken.setblocking(False)
@@ -302,18 +312,36 @@ class _Zygote:
     def _obey(self) -> bool:
         """Do what one message says; False at the end of the socket."""
         try:
-            message, fds, _, _ = socket.recv_fds(self._control, 4096, 3)
+            message, fds, _, _ = socket.recv_fds(self._control, 8192, 3)
         except ConnectionError:
             return False
         if not message:
             return False
-        said: dict[str, int] = json.loads(message)
+        said: dict[str, Any] = json.loads(message)
         if "run" in said:
+            if self._root and said["ref"]:
+                self._warm(said["ref"])
             self._fork(said["run"], fds)
         else:
             for forked in self._runs.values():
                 forked.done |= forked.id == said["done"]
         return True
+
+    def _warm(self, ref: str) -> None:
+        """Import what the run is about. A process that can't be forked afterwards ends: the run goes elsewhere."""
+        from rltriage_probes import loading
+
+        before = len(sys.modules)
+        with contextlib.suppress(loading.LoadFailed):  # the run itself says so
+            loading.warm(self._root, ref)
+        if len(sys.modules) == before:
+            return
+        torch: Any = sys.modules["torch"]
+        if threading.active_count() > 1 or torch.cuda.is_initialized():
+            os._exit(1)
+        gc.collect()
+        gc.freeze()
+        self._send({"ready": processes.memory_of([os.getpid()])})
 
     def _fork(self, id: int, fds: list[int]) -> None:
         zygote = os.getpid()

@@ -1,6 +1,7 @@
 """The supervisor: takes requests on stdin, has each answered by a process of its own, and outlives them all.
 
     server ── JSON lines ── supervisor ─┬─ zygote (torch imported) ── fork ── run, run     checks, on Linux
+                                        ├─ nursery (and a framework) ── fork ── run, run   the framework's functions
                                         └─ run, run                                        all else, and elsewhere
 
 It never imports torch, so that a broken torch can't take it along, and answers about source files while
@@ -28,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from rltriage_probes import inspecting, processes, sandbox, wire
+from rltriage_probes import inspecting, nurseries, processes, sandbox, wire
 from rltriage_probes.contract import (
     MAX_TEXT,
     PROTOCOL,
@@ -55,6 +56,10 @@ GRACE_S = 0.3
 """A run that is over its time gets this long to write its traceback."""
 LOOK_S = 0.05
 """How often running processes are weighed: at 5 GB/s, 0.25 GB too late."""
+NURSERIES = 2
+"""Each keeps a framework in memory, half a gigabyte."""
+IDLE_S = 600.0
+"""A nursery that nobody has used for this long ends."""
 TAIL_BYTES = 16_384
 SPAWN_VARIABLE = "RLTRIAGE_SPAWN"
 """Set to start each run in a fresh interpreter where a fork would do: to test that way, or around a fork that hangs."""
@@ -89,9 +94,12 @@ class Run:
         self.pid: int | None = None
         self.process: subprocess.Popen[bytes] | None = None
         """Only where it was spawned; a forked one is a child of the zygote."""
+        self.zygote: Zygote | None = None
+        """The process that has forked it, or is about to."""
         self.shared = 0
         """Bytes in memory that it has in common with the zygote."""
-        self.deadline = time.monotonic() + TORCH_S + GRACE_S
+        self.asked = time.monotonic()
+        self.deadline = self.asked + TORCH_S + GRACE_S
         self.prints = Tail()
         self.final: dict[str, Any] | None = None
         self.failed: Failed | None = None
@@ -165,11 +173,16 @@ def _signal_name(number: int) -> str:
 
 
 class Zygote:
-    """The supervisor's side of the process that has imported torch and forks."""
+    """The supervisor's side of a process that has imported torch (and as a nursery a framework) and forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, nursery: nurseries.Nursery | None = None) -> None:
+        self.nursery = nursery
+        self.used = time.monotonic()
+        self.retired = False
+        """A file of the framework has changed: its runs go on, no new one is forked from it."""
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.process = _start("--zygote", stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+        root = (nursery.root,) if nursery else ()
+        self.process = _start("--zygote", *root, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         theirs.close()
         self.words = Tail()
         self.ready = False
@@ -187,12 +200,14 @@ class Zygote:
                 reads, writes = os.pipe()
                 theirs.append(reads if parent_writes else writes)
                 ours.append(writes if parent_writes else reads)
-            socket.send_fds(self.socket, [json.dumps({"run": run.id}).encode()], theirs)
+            ref = run.request.target.ref if self.nursery and isinstance(run.request, CheckRequest) else ""
+            socket.send_fds(self.socket, [json.dumps({"run": run.id, "ref": ref}).encode()], theirs)
         except OSError:
             _close(ours)
             raise
         finally:
             _close(theirs)
+        run.zygote, self.used = self, time.monotonic()
         run.shared = self.shared
         run.lifeline = os.fdopen(ours[0], "wb", buffering=0)
         return os.fdopen(ours[1], "rb"), os.fdopen(ours[2], "rb", buffering=0)
@@ -203,14 +218,28 @@ class Zygote:
             self.socket.send(json.dumps({"done": run.id}).encode())
 
 
+def _bury(zygote: Zygote) -> None:
+    """End its process, and with it every run that it has forked."""
+    if zygote.process.returncode is not None:
+        return
+    processes.kill_tree(zygote.process.pid)
+    zygote.process.wait()
+    zygote.socket.close()
+
+
+def _is_stuck(run: Run, now: float) -> bool:
+    """Whether a nursery has been importing for longer than the run itself may take."""
+    return run.pid is None and now >= run.asked + run.limits.timeout_s + GRACE_S
+
+
 def _close(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)
 
 
-def _start(flag: str, *, stdin: int, stdout: int) -> subprocess.Popen[bytes]:
+def _start(*arguments: str, stdin: int, stdout: int) -> subprocess.Popen[bytes]:
     """Another process of the worker, in a session of its own; its stderr is a pipe."""
-    command = [sys.executable, str(Path(__file__).with_name("boot.py")), flag]
+    command = [sys.executable, str(Path(__file__).with_name("boot.py")), *arguments]
     own_session = sys.platform != "win32"
     return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, start_new_session=own_session)
 
@@ -226,6 +255,9 @@ class Supervisor:
         self._waiting: deque[CheckRequest] = deque()
         self._runs: dict[int, Run] = {}
         self._zygote: Zygote | None = None
+        self._nurseries: list[Zygote] = []
+        self._barren: set[tuple[str, str]] = set()
+        """Packages whose import has ended its process: their runs import them one by one."""
         self._ending = threading.Event()
         """Set when stdin has ended: from then on deaths are our doing, and nothing is started or told."""
 
@@ -246,12 +278,18 @@ class Supervisor:
         processes.adopt_orphans()
         _thread(self._read_requests)
         if self._forks and torch:
-            self._start_zygote()  # it imports while the first request is on its way
+            self._zygote = self._start_zygote()  # it imports while the first request is on its way
         while not self._ending.is_set():
             with contextlib.suppress(queue.Empty):
-                self._events.get(timeout=LOOK_S if self._runs or self._zygote_is_late() is not None else None)()
+                self._events.get(timeout=self._patience())()
             self._look()
         threading.Event().wait()  # for the reading thread, which leaves the process
+
+    def _patience(self) -> float | None:
+        """Seconds after which something has to be looked at although nothing was heard."""
+        if self._runs or self._waiting or self._zygote_is_late() is not None:
+            return LOOK_S
+        return IDLE_S / 10 if self._nurseries else None
 
     # Requests
 
@@ -306,33 +344,56 @@ class Supervisor:
     def _start_waiting(self) -> None:
         """Start what may run now; with a zygote, what isn't ready yet stays in the queue."""
         while self._waiting and sum(isinstance(r.request, CheckRequest) for r in self._runs.values()) < AT_ONCE:
-            if self._forks and not self._zygote_is_ready():
+            request = self._waiting[0]
+            zygote = self._zygote_for(request) if self._forks else None
+            if zygote is not None and not zygote.ready:
                 return
-            request = self._waiting.popleft()
+            self._waiting.popleft()
             run = Run(request, request.limits)
-            if self._forks:
-                self._fork(run)
-            else:
+            if zygote is None:
                 self._spawn(run)
+            else:
+                self._fork(run, zygote)
 
-    def _zygote_is_ready(self) -> bool:
-        if self._zygote is None:
-            self._start_zygote()
-        return self._zygote is not None and self._zygote.ready
+    def _zygote_for(self, request: CheckRequest) -> Zygote:
+        """The process that forks this run, started where there is none yet."""
+        wanted = nurseries.nursery_of(request)
+        if wanted is None or wanted.key in self._barren:
+            self._zygote = self._zygote or self._start_zygote()
+            return self._zygote
+        for zygote in list(self._nurseries):
+            assert zygote.nursery is not None
+            if zygote.nursery == wanted:
+                return zygote
+            if zygote.nursery.key == wanted.key:
+                self._retire(zygote)
+        for zygote in sorted(self._nurseries, key=lambda z: z.used)[: len(self._nurseries) + 1 - NURSERIES]:
+            self._retire(zygote)
+        self._nurseries.append(self._start_zygote(wanted))
+        return self._nurseries[-1]
 
-    def _start_zygote(self) -> None:
-        zygote = self._zygote = Zygote()
+    def _start_zygote(self, nursery: nurseries.Nursery | None = None) -> Zygote:
+        zygote = Zygote(nursery)
         assert zygote.process.stderr is not None
         _thread(zygote.words.fill_from, zygote.process.stderr)
         _thread(self._listen_to, zygote)
+        return zygote
 
-    def _fork(self, run: Run) -> None:
-        assert self._zygote is not None
+    def _retire(self, zygote: Zygote) -> None:
+        """Take a nursery out of use; it ends with its last run."""
+        if zygote in self._nurseries:
+            self._nurseries.remove(zygote)
+        zygote.retired = True
+        if not any(run.zygote is zygote for run in self._runs.values()):
+            _bury(zygote)
+
+    def _fork(self, run: Run, zygote: Zygote) -> None:
         self._runs[run.id] = run
+        run.zygote = zygote
         try:
-            replies, prints = self._zygote.fork(run)
+            replies, prints = zygote.fork(run)
         except OSError:
-            self._zygote_is_gone(self._zygote)
+            self._zygote_is_gone(zygote)
             return
         self._listen(run, replies, prints)
 
@@ -405,7 +466,7 @@ class Supervisor:
             zygote.why_not = said["no_torch"]
         elif "started" in said:
             if run := self._runs.get(said["started"]):
-                run.pid = said["pid"]
+                run.pid, run.shared = said["pid"], zygote.shared
                 if run.ending:
                     self._finish(run)
         else:
@@ -425,18 +486,37 @@ class Supervisor:
             run.deadline = min(run.deadline, time.monotonic() + CLOSED_S)
 
     def _zygote_is_gone(self, zygote: Zygote) -> None:
-        if self._ending.is_set() or self._zygote is not zygote:
+        if self._ending.is_set() or (zygote.retired and zygote.process.returncode is not None):
+            return
+        if zygote.nursery is not None:
+            self._nursery_is_gone(zygote, zygote.nursery)
+            return
+        if self._zygote is not zygote:
             return
         self._zygote = None
-        processes.kill_tree(zygote.process.pid)
-        zygote.process.wait()
-        zygote.socket.close()
+        _bury(zygote)
         for run in list(self._runs.values()):
-            if run.process is None:
+            if run.zygote is zygote:
                 run.code = run.code or -9
                 self._finish(run)
         if not zygote.ready:
             self._fail_waiting(zygote)
+        self._start_waiting()
+
+    def _nursery_is_gone(self, zygote: Zygote, nursery: nurseries.Nursery) -> None:
+        """It met something in the framework that ends a process. Its runs start again, each on its own."""
+        self._barren.add(nursery.key)
+        if zygote in self._nurseries:
+            self._nurseries.remove(zygote)
+        zygote.retired = True
+        _bury(zygote)
+        for run in [r for r in self._runs.values() if r.zygote is zygote]:
+            if run.final is not None or run.failed is not None:
+                self._finish(run)
+                continue
+            run.over = True
+            del self._runs[run.id]
+            self._waiting.appendleft(run.request)  # pyright: ignore[reportArgumentType]  only checks are forked
         self._start_waiting()
 
     def _fail_waiting(self, zygote: Zygote) -> None:
@@ -457,11 +537,18 @@ class Supervisor:
         """End what is over its time or its memory."""
         now = time.monotonic()
         for run in list(self._runs.values()):
-            if now >= run.deadline:
+            if run.zygote is not None and run.zygote.nursery is not None and _is_stuck(run, now):
+                self._zygote_is_gone(run.zygote)
+            elif now >= run.deadline:
                 run.failed = run.failed or (None if run.closed else _late(run))
                 self._finish(run)
             elif run.pid is not None and processes.LINUX:
                 self._weigh(run, run.pid)
+        for zygote in list(self._nurseries):
+            if not zygote.ready and now >= zygote.deadline:
+                self._zygote_is_gone(zygote)
+            elif now - zygote.used > IDLE_S and not any(run.zygote is zygote for run in self._runs.values()):
+                self._retire(zygote)
         if self._zygote_is_late():
             assert self._zygote is not None
             self._zygote_is_gone(self._zygote)
@@ -482,34 +569,41 @@ class Supervisor:
     def _finish(self, run: Run) -> None:
         """Kill what is left of a run, then tell the server; in this order, so that it can rely on it."""
         run.ending = True
-        if self._ending.is_set() or run.over or (run.pid is None and run.process is None and self._zygote is not None):
-            return  # in the last case it is being forked: the zygote's word comes next
+        forking = run.pid is None and run.zygote is not None and run.zygote.process.returncode is None
+        if self._ending.is_set() or run.over or forking:
+            return  # in the last case the zygote's word comes next
         run.over = True
         if run.pid is not None:
             processes.kill_tree(run.pid)
         if run.process is not None:
             run.process.wait()
             processes.kill_strays(self._own_pids() - {run.process.pid})
-        elif self._zygote is not None:
-            self._zygote.done_with(run)
+        elif run.zygote is not None:
+            run.zygote.done_with(run)
         for thread in run.threads:
             thread.join(1.0)
         if run.lifeline is not None:
             with contextlib.suppress(OSError):
                 run.lifeline.close()
         del self._runs[run.id]
+        if run.zygote is not None and run.zygote.retired:
+            self._retire(run.zygote)
         self._out.send_line(wire.to_line(run.reply(), run.id))
         self._start_waiting()
 
     def _own_pids(self) -> set[int]:
         pids = {r.process.pid for r in self._runs.values() if r.process is not None}
-        return pids if self._zygote is None else pids | {self._zygote.process.pid}
+        forking = [
+            z for z in (self._zygote, *self._nurseries, *(r.zygote for r in self._runs.values())) if z is not None
+        ]
+        return pids | {z.process.pid for z in forking}
 
     def _end(self) -> None:
         """The server is gone. Runs in the reading thread, since the deciding one may wait for a full pipe."""
         self._ending.set()
-        if self._zygote is not None:
-            processes.kill_tree(self._zygote.process.pid)
+        for zygote in (self._zygote, *self._nurseries):
+            if zygote is not None:
+                processes.kill_tree(zygote.process.pid)
         for run in list(self._runs.values()):
             if run.pid is not None:
                 processes.kill_tree(run.pid)

@@ -104,6 +104,10 @@ MAX_PITFALLS = 2
 FIT_POINTS = 17
 FIT_TRIED = 60
 NOTHING_EXPLAINED = 0.97
+HOPELESS = 0.1
+"""A relative distance that is still this large when the knob is known to a thousandth: another formula."""
+GOLDEN_STEPS = 45
+GOLDEN_GLANCE = 16
 MAX_EVALUATIONS = 120_000
 """A worst case of a few seconds: right functions are found within the first hundred."""
 
@@ -298,8 +302,12 @@ def _coarse(
     losses = [residual(seen, reference, options, {**knobs, knob.name: math.exp(x)}) for x in grid]
     best = min(range(FIT_POINTS), key=losses.__getitem__)
     inside = 0 < best < FIT_POINTS - 1 and losses[0] > losses[best] * 1.0001 and losses[-1] > losses[best] * 1.0001
-    single = all(s.value.dim() == 0 for s in seen)  # one number, which may be near 0: its relative distance says little
-    return grid[best] if inside and (single or losses[best] < NOTHING_EXPLAINED) else None
+    return grid[best] if inside and (_single(seen) or losses[best] < NOTHING_EXPLAINED) else None
+
+
+def _single(seen: Sequence[Seen]) -> bool:
+    """Whether the value is one number, which may be near 0: then its relative distance says little."""
+    return all(s.value.dim() == 0 for s in seen)
 
 
 def _fine(
@@ -312,7 +320,9 @@ def _fine(
     def loss(x: float) -> float:
         return residual(plain, reference, options, {**knobs, knob.name: math.exp(x)})
 
-    x = _golden(loss, at - step, at + step)
+    x = _golden(loss, at - step, at + step, math.inf if _single(plain) else HOPELESS)
+    if x is None:
+        return None
     for digits in (1, 2, 3, 6, 12):
         value = float(f"{math.exp(x):.{digits}g}")
         if fits(seen, reference, options, {**knobs, knob.name: value}):
@@ -336,11 +346,14 @@ def residual(seen: Sequence[Seen], reference: Reference, options: Options, knobs
     return total / count if math.isfinite(total) else math.inf
 
 
-def _golden(f: Callable[[float], float], lo: float, hi: float) -> float:
+def _golden(f: Callable[[float], float], lo: float, hi: float, hopeless: float) -> float | None:
+    """Where `f` is least between two points; None where it is still above `hopeless` after a glance."""
     ratio = (math.sqrt(5) - 1) / 2
     a, b = hi - ratio * (hi - lo), lo + ratio * (hi - lo)
     fa, fb = f(a), f(b)
-    for _ in range(45):
+    for step in range(GOLDEN_STEPS):
+        if step == GOLDEN_GLANCE and min(fa, fb) > hopeless:
+            return None
         if fa < fb:
             hi, b, fb = b, a, fa
             a = hi - ratio * (hi - lo)

@@ -47,6 +47,10 @@ class Read:
     """Read with a fallback: `.get`, `getattr` with a default, or behind `in`/`hasattr`."""
     compared: set[str] = field(default_factory=set)
     """Strings that the value is compared with."""
+    tested: bool = False
+    """Seen behind `in` only: `"x" in text` looks like `"x" in batch`."""
+    fallback: Any = None
+    """The literal that stands in where the entry is missing; None where there is none."""
 
 
 @dataclass(kw_only=True)
@@ -229,6 +233,7 @@ class _Reader(ast.NodeVisitor):
                 self.sign(root, "message")
             read = self.facts.read(root, tuple(kept))
             read.optional = read.optional or optional
+            read.tested = False
             out.append(read)
         return out
 
@@ -392,7 +397,7 @@ class _Reader(ast.NodeVisitor):
                 for root, path in self.chains(right):
                     for key in filter(str.isidentifier, self._keys(left)):  # `"</think>" in text` reads no key
                         self.facts.reads.setdefault(root, {}).setdefault(
-                            (*path, ("key", key)), Read(path=(*path, ("key", key)), optional=True)
+                            (*path, ("key", key)), Read(path=(*path, ("key", key)), optional=True, tested=True)
                         )
             if isinstance(op, (ast.Eq, ast.NotEq)):
                 for side in (left, right):
@@ -429,7 +434,8 @@ class _Reader(ast.NodeVisitor):
         name = func.attr
         below = self.chains(func.value)
         if name in ("get", "pop") and node.args and self._keys(node.args[0]) and below:
-            self.note(node, optional=name == "get" or len(node.args) > 1)
+            for read in self.note(node, optional=name == "get" or len(node.args) > 1):
+                read.fallback = _constant(node.args[1:2])
             return
         if name in ("sum", "mean", "std", "var", "any"):
             self._reduction(node, func)
@@ -473,7 +479,8 @@ class _Reader(ast.NodeVisitor):
             for root, path in self.chains(node.args[0]):
                 for key in self._keys(node.args[1]):
                     full = (*path, ("attr", key))
-                    self.facts.reads.setdefault(root, {}).setdefault(full, Read(path=full, optional=True))
+                    read = self.facts.reads.setdefault(root, {}).setdefault(full, Read(path=full, optional=True))
+                    read.fallback = _constant(node.args[2:3])
         if func.id == "len" and node.args:
             self.sign_of(node.args[0], "len")
         if func.id == "isinstance" and len(node.args) > 1:
@@ -501,6 +508,10 @@ class _Reader(ast.NodeVisitor):
         env = {k: v for k, v in env.items() if v}
         if env:
             _Reader(self.facts, env, self.helpers, self.depth + 1).run(helper)
+
+
+def _constant(nodes: list[ast.expr]) -> Any:
+    return nodes[0].value if nodes and isinstance(nodes[0], ast.Constant) else None
 
 
 def _is_slice(node: ast.expr) -> bool:
@@ -552,18 +563,10 @@ def describe(doc: str, names: Iterable[str]) -> dict[str, str]:
     out: dict[str, str] = {}
     current: list[str] = []
     for line in doc.splitlines():
-        entry = _ENTRY.match(line)
-        named = (
-            [n for n in re.findall(r"(?:\w+\.)*(\w+)", re.sub(r"\[[^\]]*\]", "", entry["names"])) if n in wanted] if entry else []
-        )
-        keyed = re.match(r"""\s*\w+(?:\.\w+)*\[["'](\w+)["']\]\s*(.*)""", line)
-        if keyed and keyed[1] in wanted:
-            named, rest = [keyed[1]], keyed[2]
-        else:
-            rest = entry["rest"] if entry else ""
+        named = _described(line, wanted)
         if named:
-            current = named
-            for n in named:
+            current = [n for n, _ in named]
+            for n, rest in named:
                 out[n] = (out.get(n, "") + " " + rest).strip()
         elif current and line.startswith((" ", "\t")) and line.strip() and not _ENTRY.match(line):
             for n in current:
@@ -571,7 +574,33 @@ def describe(doc: str, names: Iterable[str]) -> dict[str, str]:
         elif not line.strip():
             current = []
     for clause in re.split(r"[.;\n](?:\s|$)", doc):
-        for n in wanted:
-            if n not in out and re.search(rf"\b{re.escape(n)}\b", clause):
+        for n in wanted - set(out):
+            if re.search(rf"\b{re.escape(n)}\b", clause):
                 out[n] = clause.strip()
     return out
+
+
+def _described(line: str, wanted: set[str]) -> list[tuple[str, str]]:
+    """The names that a line is about, with what it says of each: `a: this; b, c: that`."""
+    keyed = re.match(r"""\s*\w+(?:\.\w+)*\[["'](\w+)["']\]\s*(.*)""", line)
+    if keyed and keyed[1] in wanted:
+        return [(keyed[1], keyed[2])]
+    out: list[tuple[str, str]] = []
+    for part in _parts_of_line(line, wanted):
+        entry = _ENTRY.match(part)
+        if entry is None:
+            continue
+        plain = re.sub(r"\[[^\]]*\]", "", entry["names"])
+        out += [(n, entry["rest"]) for n in re.findall(r"(?:\w+\.)*(\w+)", plain) if n in wanted]
+    return out
+
+
+def _parts_of_line(line: str, wanted: set[str]) -> list[str]:
+    """A line cut in front of each further `name:` of a wanted name, behind a comma, semicolon or full stop."""
+    cuts = [0]
+    for found in re.finditer(r"(?<=[,;.])\s+(?:and\s+)?(?=`{0,2}((?:\w+\.)*\w+)`{0,2}(?:\s*,\s*\w+)*\s*:\s)", line):
+        if found[1].split(".")[-1] in wanted:
+            cuts.append(found.end())
+    return [
+        line[a:b].rstrip(" ,;.") if len(cuts) > 1 else line for a, b in zip(cuts, [*cuts[1:], len(line)], strict=True)
+    ]

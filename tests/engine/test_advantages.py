@@ -29,7 +29,8 @@ from rltriage_probes.contract import (
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 DATA = Path(__file__).parent / "data"
-GRPO = {"algorithm": "grpo", "group_size": 4}
+GROUPED = {"algorithm": "cispo", "group_size": 4}
+"""An algorithm with group baselines that leaves the division by the std open."""
 
 
 def functions_of(file: str) -> list[str]:
@@ -137,8 +138,8 @@ def test_a_right_function_is_recognised_by_its_convention(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in RIGHT if n not in UNGROUPED])
-def test_declaring_grpo_makes_no_grouped_function_a_bug(name: str) -> None:
-    result = check(f"advantages_right.py:{name}", GRPO)
+def test_declaring_a_grouped_algorithm_makes_no_grouped_function_a_bug(name: str) -> None:
+    result = check(f"advantages_right.py:{name}", GROUPED)
 
     assert findings(result) == []
     assert isinstance(outcome_of(result, "formula"), Agrees)
@@ -154,7 +155,7 @@ def test_a_method_is_checked_with_the_settings_of_its_object() -> None:
 @pytest.mark.parametrize("group_size", [2, 5, 16])
 @pytest.mark.parametrize("name", ["view_mean_std", "rloo_factor", "by_uid", "numpy_groups"])
 def test_the_declared_group_size_changes_no_verdict(name: str, group_size: int) -> None:
-    result = check(f"advantages_right.py:{name}", {"algorithm": "grpo", "group_size": group_size})
+    result = check(f"advantages_right.py:{name}", {"algorithm": "cispo", "group_size": group_size})
 
     assert findings(result) == []
     assert isinstance(outcome_of(result, "formula"), Agrees)
@@ -174,6 +175,11 @@ WRONG = {
     "ADV-SCORE-UNMASKED": ["sum_over_all_positions", "sum_in_groups"],
     "ADV-STEP-MASK": ["last_row_copied", "last_row_gathered"],
     "ADV-IDS-IGNORED": ["neighbours", "neighbours_by_count"],
+    "ADV-LOO-DIVISOR": ["siblings_over_n", "all_over_n_minus_one"],
+    "ADV-EPS-MISPLACED": ["eps_behind", "eps_behind_numpy"],
+    "ADV-SCALE-FLAG": ["switch_ignored", "Switched.advantages"],
+    "ADV-GROUP-COUNT": ["average_group_size", "average_count_by_uid"],
+    "ADV-WHITEN-PADDING": ["whitened_with_padding", "whitened_with_padding_by_uid"],
     "ADV-ORDER": ["ranks_from_the_top", "far_from_the_mean"],
     "ADV-ABSTAIN": ["none_becomes_nan", "nan_to_zero_too_late"],
     "ADV-REJECTED-VOTE": ["rejected_vote", "discarded_vote"],
@@ -207,14 +213,14 @@ PAIRS = {
 def test_every_wrong_function_and_every_pitfall_is_in_a_table() -> None:
     listed = itertools.chain(*WRONG.values(), *BESIDES.values(), PAIRS)
 
-    assert sorted(functions_of("advantages_wrong.py")) == sorted(listed)
-    assert sorted(p.id for p in advantages.ROLE.pitfalls) == sorted({**WRONG, **BESIDES})
+    assert sorted(functions_of("advantages_wrong.py")) == sorted(n for n in listed if "." not in n)
+    assert sorted(p.id for p in advantages.ROLE.pitfalls) == sorted({**WRONG, **BESIDES, "ADV-SCALE-UNDECLARED": []})
     assert all(len(names) >= 2 for names in {**WRONG, **BESIDES}.values())
 
 
 @pytest.mark.parametrize(("pitfall", "name"), [(p, n) for p, names in WRONG.items() for n in names])
 def test_a_planted_fault_is_named_alone(pitfall: str, name: str) -> None:
-    result = check(f"advantages_wrong.py:{name}", GRPO)
+    result = check(f"advantages_wrong.py:{name}", GROUPED)
 
     assert named(result) == {pitfall}
     assert hard(result)
@@ -222,7 +228,7 @@ def test_a_planted_fault_is_named_alone(pitfall: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", BESIDES["ADV-UNEVEN-GROUPS"])
 def test_falling_back_to_the_batch_is_named_on_uneven_groups(name: str) -> None:
-    result = check(f"advantages_wrong.py:{name}", GRPO)
+    result = check(f"advantages_wrong.py:{name}", GROUPED)
 
     assert isinstance(outcome_of(result, "formula"), Agrees)
     bug = outcome_of(result, "uneven-groups")
@@ -232,7 +238,7 @@ def test_falling_back_to_the_batch_is_named_on_uneven_groups(name: str) -> None:
 
 @pytest.mark.parametrize("name", BESIDES["ADV-SINGLETON-NAN"])
 def test_nan_for_a_lone_sample_is_named_softly(name: str) -> None:
-    result = check(f"advantages_wrong.py:{name}", GRPO)
+    result = check(f"advantages_wrong.py:{name}", GROUPED)
 
     assert hard(result) == []
     assert named(result) == {"ADV-SINGLETON-NAN"}
@@ -240,7 +246,7 @@ def test_nan_for_a_lone_sample_is_named_softly(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_two_faults_in_one_function_are_both_named(name: str) -> None:
-    assert named(check(f"advantages_wrong.py:{name}", GRPO)) == PAIRS[name]
+    assert named(check(f"advantages_wrong.py:{name}", GROUPED)) == PAIRS[name]
 
 
 @pytest.mark.parametrize("name", ["global_mean", "rewards_as_they_are"])
@@ -251,11 +257,37 @@ def test_without_a_declared_algorithm_a_baseline_is_recognised_and_not_judged(na
 
 @pytest.mark.parametrize("name", functions_of("advantages_strange.py"))
 def test_an_unknown_formula_diverges_and_is_never_called_a_bug(name: str) -> None:
-    """Under a declared GRPO, which makes more options pitfalls than no declaration does."""
-    result = check(f"advantages_strange.py:{name}", GRPO)
+    """Under a declared grouped algorithm, which makes more options pitfalls than no declaration does."""
+    result = check(f"advantages_strange.py:{name}", GROUPED)
 
     assert findings(result) == []
     assert isinstance(outcome_of(result, "formula"), Diverges)
+
+
+def test_a_std_that_the_declared_algorithm_lacks_is_named() -> None:
+    """Hard where the function always divides, soft where its caller can switch; the reverse is soft as well."""
+    declared = {"algorithm": "dr_grpo", "group_size": 4}
+
+    always = check("advantages_right.py:view_mean_std", declared)
+    switched = check("advantages_right.py:switched", declared)
+    reverse = check("advantages_right.py:dr_grpo", {"algorithm": "grpo", "group_size": 4})
+
+    assert named(always) == named(switched) == named(reverse) == {"ADV-SCALE-UNDECLARED"}
+    assert [len(hard(r)) for r in (always, switched, reverse)] == [1, 0, 0]
+    assert findings(check("advantages_right.py:dr_grpo", declared)) == []
+
+
+@pytest.mark.parametrize("name", ["view_the_other_way", "strided_slices"])
+def test_an_order_of_the_rows_that_nobody_documents_is_a_question(name: str, tmp_path: Path) -> None:
+    source = (DATA / "advantages_wrong.py").read_text("utf-8")
+    (tmp_path / "bare.py").write_text(
+        source.replace("the completions of a prompt are adjacent", "").replace("lie next to each other", "")
+    )
+
+    result = check(f"bare.py:{name}", GROUPED, tmp_path)
+
+    assert named(result) == {"ADV-INTERLEAVED"}
+    assert hard(result) == []
 
 
 KNOB = """
@@ -283,7 +315,7 @@ def compute(rewards, group_size):
 def test_an_odd_epsilon_is_solved_for(expression: str, value: float, ddof: str, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(KNOB.format(expression=expression, ddof=ddof))
 
-    bug = outcome_of(check("odd.py:compute", GRPO, tmp_path), "formula")
+    bug = outcome_of(check("odd.py:compute", GROUPED, tmp_path), "formula")
 
     assert isinstance(bug, KnownBug)
     assert [p.pitfall for p in bug.pitfalls] == ["ADV-EPSILON"]
@@ -295,12 +327,12 @@ def test_an_odd_epsilon_is_solved_for(expression: str, value: float, ddof: str, 
 def test_an_epsilon_that_is_only_unusual_is_no_bug(expression: str, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(KNOB.format(expression=expression, ddof=""))
 
-    assert findings(check("odd.py:compute", GRPO, tmp_path)) == []
+    assert findings(check("odd.py:compute", GROUPED, tmp_path)) == []
 
 
 def test_no_unknown_formula_takes_more_than_a_few_seconds() -> None:
     started = time.process_time()
 
-    check("advantages_strange.py:squashed", GRPO)
+    check("advantages_strange.py:squashed", GROUPED)
 
     assert time.process_time() - started < 6.0

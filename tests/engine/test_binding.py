@@ -380,7 +380,255 @@ TEXTS = [
             return {"rewards": s, "scores": s}
         """, {"labels": "answers | list of str"}, bind={"queries": "completions"}),
 ]
-TABLE = [*ADVANTAGES, *LOGPROBS, *LOSSES, *KLS, *MASKS, *TEXTS]
+MORE_ADVANTAGES = [
+    Written("records with args, raw rewards handed back first", "advantages", """
+        class Rollout:
+            prompt: str
+            score: object
+        def f(args, rollouts):
+            key = getattr(args, "score_key", None)
+            raw = [x.score[key] if key else x.score for x in rollouts]
+            t = torch.tensor(raw).view(-1, args.n_samples_per_prompt)
+            t = t - t.mean(1, keepdim=True)
+            if args.grpo_std_normalization:
+                t = t / (t.std(1, keepdim=True) + 1e-6)
+            return raw, t.flatten().tolist()
+        """, {"args.n_samples_per_prompt": "group_size", "rollouts[*].score": "rewards | [N]", "args.grpo_std_normalization": "scale_rewards"},
+        returns="[N] (second element of the returned tuple)"),
+    Written("a switch in a dictionary of the constructor", "advantages", """
+        class Estimator:
+            def __init__(self, options=None):
+                self.options = dict(divide_by_std=False, eps=1e-5) if options is None else options
+            def f(self, rewards, uids):
+                out = torch.empty_like(rewards)
+                for u in set(uids):
+                    m = torch.tensor([v == u for v in uids])
+                    out[m] = rewards[m] - rewards[m].mean()
+                    if "divide_by_std" in self.options and self.options.get("divide_by_std"):
+                        out[m] = out[m] / (rewards[m].std() + self.options["eps"])
+                return out
+        """, {'self.options["divide_by_std"]': "scale_rewards | False", 'self.options["eps"]': "eps | 1e-05"}, ref="Estimator.f"),
+    Written("a nested namespace as default", "advantages", """
+        from types import SimpleNamespace
+        class T:
+            def __init__(self, args=None):
+                self.args = args or SimpleNamespace(rollout=SimpleNamespace(n=4), scale_rewards="none")
+            def f(self, rewards):
+                '''rewards: [N], blocks of args.rollout.n per prompt.'''
+                return rewards - rewards.view(-1, self.args.rollout.n).mean(1).repeat_interleave(self.args.rollout.n)
+        """, {"self.args.rollout.n": "group_size | 4"}, ref="T.f"),
+    Written("numpy throughout, by annotation", "advantages", """
+        def f(token_level_scores: np.ndarray, response_mask: np.ndarray, uid: np.ndarray, eps: float = 1e-6) -> np.ndarray:
+            s = token_level_scores.sum(axis=-1)
+            out = np.empty_like(s)
+            for u in np.unique(uid):
+                m = uid == u
+                out[m] = (s[m] - s[m].mean()) / (s[m].std(ddof=1) + eps)
+            return out[:, None] * response_mask
+        """, {"token_level_scores": "token_rewards | numpy [N, T]", "response_mask": "completion_mask", "uid": "group_ids | numpy object array of str"}),
+    Written("flag with another type of default stays unread", "advantages", """
+        def f(rewards, num_samples_per_prompt, normalize=True, rewards_to_go=False):
+            g = rewards.view(-1, num_samples_per_prompt)
+            g = g - g.mean(1, keepdim=True)
+            return (g / (g.std(1, keepdim=True) + 1e-6) if normalize else g).view(-1)
+        """, {"normalize": "scale_rewards | True", "rewards_to_go": "default"}),
+    Written("method of a reward manager with config dictionary", "advantages", """
+        class Manager:
+            def __init__(self, config):
+                self.config = config
+            def f(self, batch):
+                k = self.config["rollout"]["n"]
+                r = batch["token_level_rewards"].sum(-1).view(-1, k)
+                a = r - r.mean(-1, keepdim=True)
+                return a.view(-1, 1) * batch["response_mask"]
+        """, {'batch["token_level_rewards"]': "token_rewards", 'batch["response_mask"]': "completion_mask"}, ref="Manager.f", intent={"group_size": 4}),
+]
+MORE_LOGPROBS = [
+    Written("arrays by their description", "logprobs", '''
+        def f(scores, ids):
+            """Log-probs for the evaluation script.
+
+            scores: float array [B, T, V], raw logits. ids: int array [B, T], aligned with them.
+            """
+            z = np.asarray(scores, dtype=np.float64)
+            z = z - z.max(-1, keepdims=True)
+            return np.take_along_axis(z - np.log(np.exp(z).sum(-1, keepdims=True)), ids[..., None], -1)[..., 0]
+        ''', {"scores": "logits | numpy [B, T, V]", "ids": "token_ids | numpy [B, T] long"}, returns="[B, T]"),
+    Written("tensors that end in numpy", "logprobs", """
+        def f(logits, labels):
+            logp = torch.log_softmax(logits, -1).numpy()
+            return np.take_along_axis(logp, labels.numpy()[..., None], axis=-1).squeeze(-1)
+        """, {"logits": "logits", "labels": "token_ids"}),
+    Written("ragged completions behind padded logits", "logprobs", '''
+        def f(logits, prompt_lengths, response_ids):
+            """response_ids: list of lists of token ids, row i of the logits is prompt then response_ids[i]."""
+            out = []
+            for i, ids in enumerate(response_ids):
+                p = prompt_lengths[i]
+                rows = logits[i, p - 1 : p - 1 + len(ids)].log_softmax(-1)
+                out.append(torch.stack([row[t] for row, t in zip(rows, ids)]))
+            return out
+        ''', {"prompt_lengths": "prompt_length | [B] long", "response_ids": "token_ids | list of lists, the completion's ids"}, returns="[B, T]"),
+    Written("one shape for all", "logprobs", '''
+        def f(z, a):
+            """Log-probs of sampled tokens; z: next-token logits of every position [B, T, V], a: sampled tokens [B, T]."""
+            return z.log_softmax(-1).gather(-1, a.unsqueeze(-1)).squeeze(-1)
+        ''', {"z": "logits", "a": "token_ids"}),
+    Written("model with keyword-only settings", "logprobs", """
+        @torch.no_grad()
+        def f(policy, sequences, attention_mask, *, temperature=1.0, chunk=4):
+            out = []
+            for i in range(0, len(sequences), chunk):
+                z = policy(sequences[i:i + chunk], attention_mask=attention_mask[i:i + chunk]).logits[:, :-1] / temperature
+                out.append(z.log_softmax(-1).gather(-1, sequences[i:i + chunk, 1:, None]).squeeze(-1))
+            return torch.cat(out)
+        """, {"policy": "model", "sequences": "token_ids", "temperature": "temperature", "chunk": "chunk_size"}),
+    Written("actor that is an nn.Module around a model", "logprobs", """
+        class Actor(torch.nn.Module):
+            def __init__(self, model, temperature=1.0):
+                super().__init__()
+                self.model, self.temperature = model, temperature
+            def forward(self, sequences, action_mask=None, attention_mask=None):
+                z = self.model(sequences, attention_mask=attention_mask).logits[:, :-1] / self.temperature
+                lp = z.log_softmax(-1).gather(-1, sequences[:, 1:, None]).squeeze(-1)
+                return lp
+        """, {"sequences": "token_ids", "self.temperature": "temperature"}, ref="Actor"),
+]
+MORE_LOSSES = [
+    Written("packed tokens, one advantage a sequence", "policy_loss", '''
+        def f(new, old, adv, lens, clip=0.2):
+            """Tokens of all responses back to back. new, old: [total]. lens: tokens of each response; adv: [S]."""
+            a = torch.repeat_interleave(adv, lens)
+            r = (new - old).exp()
+            return -torch.min(r * a, r.clamp(1 - clip, 1 + clip) * a).mean()
+        ''', {"new": "logprobs | packed [sum T]", "adv": "advantages | [B]", "lens": "lengths | [B] long"}, returns="scalar"),
+    Written("packed tokens, advantages by token", "policy_loss", '''
+        def f(logprobs, old_logprobs, advantages, loss_mask, cu_seqlens):
+            """Packed."""
+            l = -(logprobs - old_logprobs).exp() * advantages * loss_mask
+            ends = cu_seqlens[1:].long()
+            return torch.stack([x.sum() / m.sum() for x, m in zip(l.tensor_split(ends[:-1]), loss_mask.tensor_split(ends[:-1]))]).mean()
+        ''', {"advantages": "advantages | packed [sum T]", "loss_mask": "completion_mask | packed [sum T]"}, returns="scalar"),
+    Written("default config object, one shape for all", "policy_loss", '''
+        @dataclass(frozen=True)
+        class Cfg:
+            low: float = 0.2
+            clip_ratio_high: float = 0.28
+            clip_ratio_c: float = 10.0
+        def f(logp, old_logp, advantage, cfg=Cfg(), response_mask=None):
+            """All tensors are [B, T]."""
+            assert advantage.shape == logp.shape
+            m = torch.ones_like(logp) if response_mask is None else response_mask
+            r = (logp - old_logp).exp()
+            return (torch.max(-r * advantage, -r.clamp(1 - cfg.clip_ratio_high, 1 + cfg.clip_ratio_high) * advantage) * m).sum() / m.sum()
+        ''', {"advantage": "advantages | [B, T]", "cfg.clip_ratio_high": "clip_high | 0.28"}),
+    Written("one shape for all but the advantages", "policy_loss", '''
+        def f(pi, mu, w, keep):
+            """Clipped loss over [B, T] tensors, except w [B].
+
+            pi: log-probs of the current policy; mu: log-probs of the old policy; w: advantages [B];
+            keep: mask, 1 for trained tokens.
+            """
+            r = (pi - mu).exp()
+            return -((r * w[:, None]) * keep).sum() / keep.sum()
+        ''', {"pi": "logprobs", "mu": "old_logprobs", "w": "advantages | [B]", "keep": "completion_mask"}),
+    Written("made by a factory with settings", "policy_loss", """
+        def make_loss(clip_eps=0.2, beta=0.0):
+            def loss_fn(logps, old_logps, adv, mask):
+                r = (logps - old_logps).exp()
+                a = adv[:, None]
+                l = -torch.min(r * a, r.clamp(1 - clip_eps, 1 + clip_eps) * a)
+                return (l * mask).sum() / mask.sum()
+            return loss_fn
+        """, {"logps": "logprobs", "adv": "advantages | [B]"}, ref="make_loss"),
+    Written("object with __call__", "policy_loss", """
+        @dataclass
+        class ClippedLoss:
+            eps_clip: float = 0.2
+            def __call__(self, logprobs, old_logprobs, advantages, mask):
+                r = (logprobs - old_logprobs).exp()
+                a = advantages.unsqueeze(1)
+                return (-torch.min(r * a, r.clamp(1 - self.eps_clip, 1 + self.eps_clip) * a) * mask).sum(1).div(mask.sum(1)).mean()
+        """, {"logprobs": "logprobs", "self.eps_clip": "clip"}, ref="ClippedLoss"),
+    Written("lists in, list out", "policy_loss", '''
+        def f(policy_logps: list[torch.Tensor], old_logps: list[torch.Tensor], advantages: list[float]):
+            """Per-sample tensors of different lengths."""
+            return torch.stack([-((p - o).exp() * a).mean() for p, o, a in zip(policy_logps, old_logps, advantages)])
+        ''', {"policy_logps": "logprobs | list of [T_i]", "old_logps": "old_logprobs | list of [T_i]"}, returns="one value a sequence [B]"),
+    Written("micro-batch dictionary with a get", "policy_loss", """
+        def f(mb, cfg):
+            ratio = torch.exp(mb["logprobs"] - mb.get("old_logprobs", mb["logprobs"].detach()))
+            lo, hi = cfg.get("clip_ratio_low", 0.2), cfg.get("clip_ratio_high", 0.2)
+            a = mb["advantages"]
+            l = torch.maximum(-a * ratio, -a * ratio.clamp(1 - lo, 1 + hi)) * mb["response_mask"]
+            return l.sum() / mb["response_mask"].sum()
+        """, {'mb["logprobs"]': "logprobs", 'mb["old_logprobs"]': "old_logprobs", 'mb["advantages"]': "advantages | [B, T]"}),
+    Written("sequence-level sums", "policy_loss", '''
+        def f(seq_logps, old_seq_logps, advantages, mask):
+            """seq_logps: [B, T] per-token log-probs of the policy, old_seq_logps: [B, T] log-probs of the old policy."""
+            s = (((seq_logps - old_seq_logps) * mask).sum(-1) / mask.sum(-1)).exp()
+            return -(s * advantages).mean()
+        ''', {"advantages": "advantages | [B]"}),
+]
+MORE_TEXTS = [
+    Written("a factory of graders", "reward", """
+        def build_grader(lower=True, bonus=0.1):
+            norm = str.lower if lower else str
+            def grade(completions, answer, **kwargs):
+                return [float(norm(c).strip() == norm(a)) for c, a in zip(completions, answer)]
+            return grade
+        """, {"completions": "completions | list of str", "answer": "answers | list of str"}, ref="build_grader"),
+    Written("a class with __call__ made by a factory", "reward", """
+        class Grader:
+            def __init__(self, strict):
+                self.strict = strict
+            def __call__(self, completion, gold):
+                return float(completion == gold if self.strict else gold in completion)
+        def make(strict=False):
+            return Grader(strict)
+        """, {"completion": "completion | str", "gold": "answer | str"}, ref="make"),
+    Written("numbers and target", "reward", """
+        def f(response, numbers=None, target=None, end_token=None):
+            used = sorted(int(n) for n in re.findall(r"[0-9]+", response))
+            return {"reward": float(used == sorted(numbers) and eval(response) == target)}
+        """, {"response": "completion | str", "numbers": "operands", "target": "answer"}),
+    Written("numbers and target in a ground truth", "reward", """
+        def compute_score(solution_str, ground_truth, method="strict", format_score=0.1, score=1.0):
+            '''score: the score for the correct answer'''
+            want, numbers = ground_truth["target"], ground_truth["numbers"]
+            used = sorted(int(n) for n in re.findall(r"[0-9]+", solution_str))
+            return score if used == sorted(numbers) else format_score
+        """, {'ground_truth["target"]': "answer", 'ground_truth["numbers"]': "operands", "score": "default", "format_score": "default"}, ref="compute_score"),
+    Written("problem objects", "reward", """
+        def f(texts, tasks):
+            return [1.0 if str(t.target) in x and all(str(n) in x for n in t.nums) else 0.0 for x, t in zip(texts, tasks)]
+        """, {"texts": "completions | list of str", "tasks[*].target": "answers", "tasks[*].nums": "operand_lists"}),
+    Written("what verl hands over", "reward", """
+        def compute_score(data_source, solution_str, ground_truth, extra_info):
+            if data_source == "openai/gsm8k":
+                return float(ground_truth in solution_str)
+            raise NotImplementedError(data_source)
+        """, {"data_source": "constant", "solution_str": "completion", "ground_truth": "answer"}, ref="compute_score"),
+    Written("what verl hands over, in batches", "reward", """
+        def f(data_sources, solution_strs, ground_truths, extra_infos):
+            return [float(g in s) for d, s, g, e in zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)]
+        """, {"solution_strs": "completions | list of str", "ground_truths": "answers | list of str"}),
+    Written("async, on a sample object", "reward", """
+        async def f(args, sample, **kwargs):
+            return 1.0 if sample.response.strip().endswith(sample.label) else 0.0
+        """, {"sample.response": "completion", "sample.label": "answer"}),
+    Written("may abstain", "reward", """
+        def f(completion: str, solution: str):
+            return None if "boxed" in completion else float(solution in completion)
+        """, {"completion": "completion | str", "solution": "answer | str"}),
+    Written("prompt beside the completion", "decode", """
+        def f(prompt, completion):
+            return completion[len(prompt):] if completion.startswith(prompt) else completion
+        """, {"completion": "text"}),
+]
+TABLE = [
+    *ADVANTAGES, *LOGPROBS, *LOSSES, *KLS, *MASKS, *TEXTS, *MORE_ADVANTAGES, *MORE_LOGPROBS, *MORE_LOSSES, *MORE_TEXTS,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("w", TABLE, ids=lambda w: f"{w.role}: {w.id}")

@@ -104,6 +104,9 @@ RIGHT = {
     "fixed_temperature": f"{INSIDE}, a temperature written into the function, temperature=0.6",
     "by_sequence": f"{INSIDE}, {T1}",
     "python_loops": f"{ALIGNED}, {T1}",
+    "runs_the_model": f"{INSIDE}, keeps the completion, {T1}",
+    "runs_the_model_whole": f"{INSIDE}, {T1}",
+    "floored_harmlessly": f"{ALIGNED}, log of the probability plus a floor, {T1}, floor=1e-10",
 }
 NATS = f"entropy in nats, {T1}"
 RIGHT_ENTROPY = {
@@ -169,6 +172,9 @@ WRONG = {
     "LOGP-TEMPERATURE-AFTER": ["divided_after", "divided_after_negated"],
     "LOGP-TEMPERATURE-INVERTED": ["multiplied", "multiplied_shifted"],
     "LOGP-TEMPERATURE-TWICE": ["divided_twice", "divided_here_and_in_helper"],
+    "LOGP-TEMPERATURE-HALF": ["logit_only", "normaliser_only"],
+    "LOGP-MASK-SHIFT": ["mask_one_early", "mask_filled_early"],
+    "LOGP-FLOOR": ["floor_of_a_percent", "floor_shifted"],
     "LOGP-OVERFLOW": ["naive_lse", "log_of_a_ratio"],
     "LOGP-PACK-CROSS": ["roll_the_pack", "shift_the_pack"],
     "LOGP-NO-ATTENTION-MASK": ["forward_without_mask", "forward_with_a_mask_of_ones"],

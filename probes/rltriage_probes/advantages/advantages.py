@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rltriage_probes import probing, solver
-from rltriage_probes.advantages import claims
+from rltriage_probes.advantages import claims, narrowing
 from rltriage_probes.contract import Agrees, Check, Named, Number, Severity
 from rltriage_probes.model import Axis, CallFailed, Case, Observation, Option, Pitfall, Role, Subject
 from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
@@ -573,7 +573,13 @@ def run(subject: Subject) -> Iterator[Check]:
             monotone=(0.0, EPS_SUSPECT),
         ),
     )  # fmt: skip
-    best = solver.solve(observed, reference, base, knobs)
+    rows = [narrowing.by_row(s) for s in observed]
+    solved = [s for s in rows if s is not None]
+    if len(solved) == len(rows):
+        tried = tuple(narrowing.whitening(a, solved[0]) if a.name == "after" else a for a in base)
+        best = solver.solve(solved, reference, tried, knobs)
+    else:
+        best = None
     yield _formula_check(subject, observed, base, best)
     if best is None:
         if not sample_major(subject):

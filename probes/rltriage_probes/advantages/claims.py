@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import torch
@@ -99,6 +100,11 @@ def _narrow(inputs: dict[str, object]) -> dict[str, object]:
     return {k: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
 
 
+MISSING = (
+    r"\bnan\b", r"abstain", r"unscored|not scored|has no score", r"missing (reward|score)s?",
+    r"(reward|score)s? (of|is|are|may be|can be) None", r"None (means|if the (reward|verifier)|for a)",
+)  # fmt: skip
+"""What documentation says when rewards can be missing."""
 NO_VOTE = (
     r"no score|no vote|no part|takes? no|neutral|abstain|unscored|ignored|excluded|left out",
     r"(only|those of) (the |its |their )?(scored|valid|other|remaining)|scored (rollouts|samples|ones)",
@@ -111,8 +117,8 @@ def unscored(subject: Subject, case: Case, expected: Callable[[Case], Tensor | N
 
     `expected` gives the advantages of a case under the convention that the function was found to follow.
     """
-    mentions = probing.claims(subject, r"\bNone\b", r"\bnan\b", r"abstain", r"unscored", r"missing reward")
-    handles = "nan" in subject.source.lower() or "is None" in subject.source
+    mentions = probing.claims(subject, *MISSING)
+    handles = re.search(r"isnan|nan_to_num|nanmean|nansum|nanstd|nanvar|[\"']nan[\"']|\.nan\b", subject.source) is not None
     if not (mentions or handles) or "rewards" not in subject.bound.names:
         return
     asks = "does a missing reward leave the other samples of its group alone?"

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from rltriage_probes.reading import Reading, sentences
+from rltriage_probes.reading import Reading, prose, sentences
 
 Promise = Literal["text", "empty"]
 
@@ -99,6 +99,43 @@ _EOS = re.compile(
 )
 
 
+_VERBATIM = prose(
+    r"\bverbatim\b|\bcharacter (by|for) character\b|\b(all|every) other characters?\b[^.;]{0,12}\bkept|"
+    r"\bnothing else (is |was )?(changed|removed|touched|altered)|\bwhite ?-?space[^.;]{0,30}\b(kept|preserved|survives?|intact)|"
+    r"\bindentation\b[^.;]{0,30}\b(kept|preserved|survives?|intact|stays?)|\bexactly as (it was )?(written|generated|produced)"
+)
+_ALL_BLOCKS = prose(
+    r"\b(all|every|each|any)\b[^.;]{0,30}\b(blocks?|reasoning|thinking|think\w* \w+|thoughts?)\b|"
+    r"\b(reasoning|thinking|think|thought)\w*[ -]?(blocks|sections|segments|spans)\b|\binterleaved\b"
+)
+_REST = prose(
+    r"\bwhat is left\b|\brest\b|\bremain\w*|\beverything else\b|\boutside\b|\bbetween (the|two|them)\b|\bvisible text\b|"
+    r"\ball (the )?visible\b|\bother text\b"
+)
+_KEEPS_CALLS = prose(
+    r"\btool[ _-]?calls?\b[^.;]{0,60}\b(kept|keeps?|survives?|stays?|remains?|unchanged|preserved|intact|included)\b|"
+    r"\b(keep|preserv)\w*[^.;]{0,40}\btool[ _-]?calls?\b"
+)
+_KEEPS_STOP = prose(
+    r"\b(stop|end|closing)[ -]?(string|word|marker|tag|sequence|character)s?( itself)?[^.;]{0,40}\b(kept|remains?|stays?|"
+    r"preserved)\b(?! out)|\bkeep\w* the (stop|end|closing)[ -]?(string|word|marker|tag|sequence|character)"
+)
+_KEEPS_END = prose(
+    r"\b(end[ -]of[ -]\w+|eos|end|stop)[ -]?(token|marker)s?( itself)?[^.;]{0,30}\b(is |are )?(kept|stays?|remains?|visible)\b|"
+    r"\bkeep\w* (the )?(end[ -]of[ -]\w+|eos|end|stop)[ -]?(token|marker)"
+)
+_KEEPS_TAGS = prose(
+    r"\b(tags?|markers?|delimiters?)\b[^.;]{0,40}\b(surviv\w*|kept|keeps?|stays?|remains?|preserved|visible|needed)\b|"
+    r"\bkeep\w*[^.;]{0,30}\b(tags?|markers?|delimiters?)\b|\bformat reward (needs|sees|looks|checks)"
+)
+_LEFT = prose(r"\bleft[- ]?padd|\bpadd\w+ (on|at|to) the left|\bpadding_side\b[^.;]{0,10}left|\bpads? in front")
+_COMPLETION_ONLY = prose(
+    r"\b(without|minus|not|no|drop\w*|cut\w*|strip\w*|remov\w*|exclud\w*|behind|after)\b[^.;]{0,20}\b(its |the |their |a )?prompts?\b|"
+    r"\b(completion|response|generated|generation|answer|new tokens?)\b[^.;]{0,12}\b(only|alone|part)\b|"
+    r"\bonly (the |its |their )?(completion|response|generated|generation|answer|new tokens?)"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Contract:
     """Promises of one decoder. `None` and `False`: not a word about it."""
@@ -121,6 +158,19 @@ class Contract:
     markup: bool
     """Tags or special tokens in general are removed."""
     stops_at_eos: bool
+    verbatim: bool
+    """White space counts, too."""
+    all_blocks: bool
+    """Several blocks of reasoning are spoken of."""
+    rest: bool
+    """Whatever stands outside the blocks is spoken of."""
+    keeps_calls: bool
+    keeps_stop: bool
+    keeps_end: bool
+    keeps_tags: bool
+    left: bool
+    """Rows are padded in front."""
+    completion_only: bool
     extracts: bool
     """By name or words an extractor: text without its marker may have no answer."""
 
@@ -141,6 +191,15 @@ def contract_of(reading: Reading) -> Contract:
         policy_only=bool(_POLICY.search(reading.prose)),
         markup=bool(_MARKUP.search(doc)),
         stops_at_eos=bool(_EOS.search(reading.prose)),
+        verbatim=bool(_VERBATIM.search(doc)),
+        all_blocks=bool(_ALL_BLOCKS.search(doc)),
+        rest=bool(_REST.search(doc)),
+        keeps_calls=bool(_KEEPS_CALLS.search(doc)),
+        keeps_stop=bool(_KEEPS_STOP.search(doc)),
+        keeps_end=bool(_KEEPS_END.search(doc)),
+        keeps_tags=bool(_KEEPS_TAGS.search(doc)),
+        left=bool(_LEFT.search(reading.prose)),
+        completion_only=bool(_COMPLETION_ONLY.search(doc)),
         extracts=bool(re.search(r"extract|parse|find|between|pull|match|get_answer|final_answer", reading.name, re.I)),
     )
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rltriage_probes.contract import Check, Raised, Severity
-from rltriage_probes.generation import shapes, tokens
+from rltriage_probes.generation import edges, shapes, tokens
 from rltriage_probes.generation.contracts import Contract, contract_of
 from rltriage_probes.generation.shapes import Shape
 from rltriage_probes.model import CallFailed, Case, Pitfall, Role, Subject
-from rltriage_probes.reading import Markers, Pair, Reading, markers, read
-from rltriage_probes.texts import Text, accidental, agrees, moved, quote, rows, violates
+from rltriage_probes.reading import Markers, Pair, Reading, markers, read, unescaped
+from rltriage_probes.texts import Text, accidental, agrees, moved, quote, rows, strings, violates
 
 BLANK = Pitfall(
     id="DEC-BLANK",
@@ -38,7 +38,7 @@ LEAK = Pitfall(
     id="DEC-LEAK", family="decode-strip", says="leaves reasoning in the text that it says it takes the reasoning out of"
 )
 RAISES = Pitfall(id="DEC-RAISES", family="reward-exception", says="raises on a shape that models do emit")
-ORDER = Pitfall(id="DEC-ORDER", family="reward-order", says="gives a text that depends on the other rows of the batch")
+ORDER = tokens.ORDER
 TOOL = tokens.TOOL
 PITFALLS = (BLANK, STRIP, LOST, LEAK, RAISES, ORDER, *tokens.PITFALLS)
 
@@ -55,18 +55,30 @@ class Decoder:
         names = subject.bound.names
         self.many = bool(names & set(_LIST_WORDS)) and not names & set(_TEXT_WORDS)
         self._tokenizer = tokens.Tokenizer(mk)
-        self._prefix = ""
+        self._prefix = self.prompt = ""
         if names & {"prompt", "prompts"}:
-            self._prefix = _PROMPT if self._takes_full_text() else ""
+            self._look_for_prompt()
 
-    def _takes_full_text(self) -> bool:
-        """Whether the function cuts the prompt off the front itself."""
+    def _look_for_prompt(self) -> None:
+        """Whether the function cuts the prompt off the front itself, and whether it has to stand there."""
         answer = shapes.ANSWERS[0]
         try:
             whole, bare = self.one(_PROMPT + answer), self.one(answer)
         except CallFailed:
-            return True
-        return whole.text.strip() == answer and bare.text.strip() != answer
+            self._prefix = self.prompt = _PROMPT
+            return
+        if whole.text.strip() == answer:
+            self.prompt = _PROMPT
+            self._prefix = _PROMPT if bare.text.strip() != answer else ""
+
+    def exactly(self, raw: str) -> Text:
+        """Decode a text that has the prompt in front of it already. Raises `CallFailed`."""
+        kept = self._prefix
+        self._prefix = "" if raw.startswith(kept) else kept
+        try:
+            return self.one(raw)
+        finally:
+            self._prefix = kept
 
     def one(self, raw: str) -> Text:
         """Decode one completion alone. Raises `CallFailed`."""
@@ -137,7 +149,11 @@ def run(subject: Subject) -> Iterator[Check]:
     yield from _answer(exam)
     yield from _close_only(exam)
     yield from _reasoning(exam)
+    yield from _two_blocks(exam)
     yield from _unfinished(exam)
+    yield from _edges(exam)
+    yield from _tool_call(exam)
+    yield from _stop(exam)
     yield _raising(exam)
     yield from _repeatable(exam)
 
@@ -205,8 +221,10 @@ def _damage(exam: _Exam, got: Sequence[tuple[Shape, Text]]) -> Iterator[tuple[Sh
         if how in ("damaged", "gone"):
             fair = shapes.fair(shape.answer, exam.markers) and not exam.contract.markup
             yield shape, text, "hard" if fair else "soft"
-        elif how == "case":
-            yield shape, text, "soft"
+        elif how in ("case", "form"):
+            yield shape, text, "hard" if exam.contract.verbatim else "soft"
+        elif how == "spacing" and exam.contract.verbatim:
+            yield shape, text, "hard"
 
 
 def _damaged(exam: _Exam, probe: str, asks: str, damage: list[tuple[Shape, Text, Severity]]) -> Check:
@@ -344,6 +362,81 @@ def _misplaced(shape: Shape, text: Text) -> str:
     return ""
 
 
+def _two_blocks(exam: _Exam) -> Iterator[Check]:
+    """Models that reason between tool calls or in several steps write more than one block."""
+    probe, asks = "decode.blocks", "what becomes of a second block of reasoning?"
+    if exam.contract.only_reasoning or exam.markers.assumed:
+        return
+    shape = shapes.two_blocks(exam.markers, exam.wrap)
+    text, single = exam.give(shape), exam.give(shapes.closed_on_one_line(exam.markers, exam.wrap))
+    if text is None or single is None or shape.inner in single.text:
+        return
+    given = f"{quote(shape.raw)} gives {quote(text.value)}"
+    severity: Severity = "hard" if exam.contract.all_blocks else "soft"
+    if shapes.survival(shape.answer, text.text) in ("damaged", "gone"):
+        yield violates(probe, asks, f"the answer behind the second block is gone: {given}", STRIP, severity=severity)
+    elif shape.inner in text.text:
+        yield violates(probe, asks, f"only the first block of reasoning is taken out: {given}", LEAK, severity=severity)
+    elif shapes.BETWEEN.strip() not in text.text and exam.contract.rest and exam.contract.all_blocks:
+        yield violates(probe, asks, f"the visible text between two blocks goes with them: {given}", STRIP)
+    else:
+        yield agrees(probe, asks, "a second block is handled like the first")
+
+
+def _edges(exam: _Exam) -> Iterator[Check]:
+    """Answers that share letters, a word or a sentence with what the function cuts off."""
+    probe, asks = "decode.edges", "is the answer safe from what is cut off around it?"
+    prompt = exam.decoder.prompt
+    for twin in edges.twins(exam.reading, exam.markers, prompt):
+        try:
+            control = exam.decoder.exactly(twin.raw(twin.control)).text
+            text = exam.decoder.exactly(twin.raw(twin.answer)).text
+        except CallFailed:
+            continue
+        if edges.harmed(twin, control, text):
+            says = (
+                f"an answer with {twin.what} is damaged: {quote(twin.raw(twin.answer))} gives {quote(text)}, "
+                f"though {quote(twin.raw(twin.control))} gives {quote(control)}"
+            )
+            yield violates(probe, asks, says, STRIP)
+            return
+    yield agrees(probe, asks, "letters and words of the markers are safe inside an answer")
+
+
+def _tool_call(exam: _Exam) -> Iterator[Check]:
+    if not exam.contract.keeps_calls:
+        return
+    probe, asks = "decode.tool_call", "do tool calls come through, as documented?"
+    shape = shapes.tool_call(exam.markers)
+    text = exam.give(shape)
+    if text is None:
+        return
+    if shapes.survival(shape.answer, text.text) in ("exact", "spacing") or "add" in text.parts.get("tool_calls", ""):
+        yield agrees(probe, asks, "a tool call comes through")
+    else:
+        given = f"{quote(shape.raw)} gives {quote(text.value)}"
+        yield violates(probe, asks, f"the docstring promises to keep tool calls: {given}", STRIP)
+
+
+def _stop(exam: _Exam) -> Iterator[Check]:
+    """A stop string that the docstring says is kept, though the text behind it is cut off."""
+    if not exam.contract.keeps_stop:
+        return
+    probe, asks = "decode.stop", "is the stop string kept, as documented?"
+    stops = [*exam.markers.stops, *(p.close for p in exam.markers.answer)]
+    for stop in dict.fromkeys(unescaped(s) for s in stops if 1 <= len(s) <= 40):
+        opened = exam.wrap.open if exam.wrap and stop == exam.wrap.close else ""
+        raw = f"{opened}It is Lima{stop} wombat"
+        text = exam.give(Shape("text behind a stop string", raw, "It is Lima"))
+        if text is None or "wombat" in text.text or "It is Lima" not in text.text:
+            continue
+        if f"It is Lima{stop.rstrip()}" not in text.text:
+            says = f"the docstring keeps the stop string, and it is cut off: {quote(raw)} gives {quote(text.value)}"
+            yield violates(probe, asks, says, STRIP)
+            return
+        yield agrees(probe, asks, "the stop string is kept")
+
+
 def _unfinished(exam: _Exam) -> Iterator[Check]:
     probe, asks = "decode.unfinished", "what does unfinished reasoning give?"
     shape = shapes.unfinished(exam.markers)
@@ -421,7 +514,8 @@ def _repeatable(exam: _Exam) -> Iterator[Check]:
 
 def _first_difference(raws: Sequence[str], before: Sequence[Any], after: Sequence[Any]) -> str:
     for raw, a, b in zip(raws, before, after, strict=True):
-        if repr(a) != repr(b):
+        # a position or a count may stand beside the text
+        if list(strings(a)) != list(strings(b)):
             return f"{quote(raw)} gives {quote(a)} and {quote(b)}"
     return ""
 

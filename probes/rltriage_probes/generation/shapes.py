@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -36,6 +37,11 @@ ANSWERS = (
     "3 < 5 and 7 > 2",
     '{"value": [1, 2]}',
     "  padded answer \n",
+    "-17",
+    "x² is ½",
+    "\\frac{1}{2} \\neq \\text{one}",
+    "Part one.\n\nPart two.",
+    "def f(x):\n    return x + 1",
 )
 """Answers without any marker. `hint of a kin` starts and ends with letters that a tag is made of."""
 
@@ -111,8 +117,26 @@ def fair(answer: str, markers: Markers) -> bool:
     return True
 
 
+def two_blocks(markers: Markers, wrap: Pair | None = None) -> Shape:
+    """Reasoning, a visible part, reasoning again, and the answer."""
+    p = markers.reasoning
+    body = f"{wrap.open}{ANSWERS[0]}{wrap.close}" if wrap else ANSWERS[0]
+    raw = f"{p.open}First think.{p.close}{BETWEEN}{p.open}{LINE}{p.close}{body}"
+    return Shape("two blocks with text between them", raw, ANSWERS[0], INNER)
+
+
+BETWEEN = "\nA first part.\n"
+CALL = '{"name": "add", "arguments": {"a": 2, "b": [3]}}'
+"""A tool call as the usual templates write it."""
+
+
+def tool_call(markers: Markers) -> Shape:
+    p = markers.reasoning
+    return Shape("a tool call", f"{p.open}{LINE}{p.close}\n<tool_call>\n{CALL}\n</tool_call>", CALL, INNER)
+
+
 def survival(answer: str, text: str) -> str:
-    """How `answer` came through: `exact`, `spacing`, `case`, `damaged` or `gone`."""
+    """How `answer` came through: `exact`, `spacing`, `case`, `form` (Unicode), `damaged` or `gone`."""
     if answer in text:
         return "exact"
     tight, wanted = re.sub(r"\s+", "", text), re.sub(r"\s+", "", answer)
@@ -120,4 +144,6 @@ def survival(answer: str, text: str) -> str:
         return "spacing"
     if wanted.casefold() in tight.casefold():
         return "case"
+    if unicodedata.normalize("NFKC", wanted) in unicodedata.normalize("NFKC", tight):
+        return "form"
     return "damaged" if text.strip() else "gone"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ AFTER_EOS = Pitfall(id="DEC-AFTER-EOS", family="pad-eos", says="reads on behind 
 _BLANK = Pitfall(id="DEC-BLANK", family="decode-blank", says="turns completions that a person can read into empty text")
 _STRIP = Pitfall(id="DEC-STRIP", family="decode-strip", says="removes tokens of the visible answer")
 _RAISES = Pitfall(id="DEC-RAISES", family="reward-exception", says="raises on rows that a rollout does contain")
+ORDER = Pitfall(id="DEC-ORDER", family="reward-order", says="gives a text that depends on the other rows of the batch")
 PITFALLS = (TOOL, PAD_TEXT, AFTER_EOS)
 
 _TOOL_TEXT = "wombat returned 7"
@@ -32,6 +34,7 @@ _CALL = "look it up "
 _LAST = "So it is Quito."
 _JUNK = "zebra junk"
 _LONG = "This row was cut off by the length limit and so it has no end token at all, as happens"
+_FOREIGN = "Sí, 日本 ✓"
 _PROMPT = "Name it: §"
 
 
@@ -39,19 +42,32 @@ class Tokenizer:
     """One token a character, the markers as one token each; pad, eos and unknown are special."""
 
     pad_token, eos_token, unk_token, bos_token = "<pad>", "<eos>", "<unk>", None
-    pad_token_id, eos_token_id, unk_token_id, bos_token_id = 0, 1, 2, None
+    turn_token = "<turn>"
+    bos_token_id = None
     padding_side = "right"
     name_or_path = "stand-in"
 
-    def __init__(self, markers: Markers | None = None, special: bool = False) -> None:
-        """`special`: whether the markers count as special tokens, as some checkpoints have it."""
+    def __init__(self, markers: Markers | None = None, special: bool = False, ordinary_zero: bool = False) -> None:
+        """`special`: whether the markers count as special tokens, as some checkpoints have it.
+
+        `ordinary_zero`: id 0 is a character, as in byte-level vocabularies, and padding has another id.
+        """
         pair = markers.reasoning if markers else Pair("<think>", "</think>")
         self._pieces = [self.pad_token, self.eos_token, self.unk_token, pair.open, pair.close]
-        self._pieces += [chr(c) for c in range(32, 127)] + ["\n", "\t", "§"]
+        self._pieces += [chr(c) for c in range(32, 127)] + ["\n", "\t", "§", self.turn_token]
+        if ordinary_zero:
+            self._pieces.remove("!")
+            self._pieces.insert(0, "!")
+        self._first_byte = len(self._pieces)
+        self._pieces += [f"<0x{b:02X}>" for b in range(256)]
         self._ids = {p: i for i, p in enumerate(self._pieces)}
-        self._long = sorted(self._pieces, key=len, reverse=True)
+        self._long = sorted(self._pieces[: self._first_byte], key=len, reverse=True)
+        self.pad_token_id, self.eos_token_id, self.unk_token_id, self.turn_token_id = (
+            self._ids[p] for p in (self.pad_token, self.eos_token, self.unk_token, self.turn_token)
+        )
         self.vocab_size = len(self._pieces)
-        self.all_special_ids = [0, 1, 2, 3, 4] if special else [0, 1, 2]
+        tags = [self._ids[p] for p in (pair.open, pair.close)] if special else []
+        self.all_special_ids = [self.pad_token_id, self.eos_token_id, self.unk_token_id, self.turn_token_id, *tags]
         self.all_special_tokens = [self._pieces[i] for i in self.all_special_ids]
 
     def __len__(self) -> int:
@@ -61,26 +77,34 @@ class Tokenizer:
         ids: list[int] = []
         while text:
             piece = next((p for p in self._long if text.startswith(p)), text[0])
-            ids.append(self._ids.get(piece, self.unk_token_id))
+            known = piece in self._ids
+            ids += [self._ids[piece]] if known else [self._first_byte + b for b in piece.encode()]
             text = text[len(piece) :]
         return ids
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         plain = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
         flat = [plain] if isinstance(plain, int) else [int(i) for i in plain]
-        return "".join(self._piece(i) for i in flat if not (skip_special_tokens and i in self.all_special_ids))
+        if min(flat, default=0) < 0:
+            raise OverflowError("out of range integral type conversion attempted")  # as the Rust tokenizers put it
+        return self._joined(i for i in flat if not (skip_special_tokens and i in self.all_special_ids))
 
     def batch_decode(self, sequences: Any, skip_special_tokens: bool = False, **_: Any) -> list[str]:
         return [self.decode(s, skip_special_tokens) for s in sequences]
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         if isinstance(tokens, str):
-            return self._ids.get(tokens, self.unk_token_id)
-        return [self._ids.get(t, self.unk_token_id) for t in tokens]
+            return self._ids.get(tokens.replace("▁", " "), self.unk_token_id)
+        return [self.convert_tokens_to_ids(t) for t in tokens]
 
     def convert_ids_to_tokens(self, ids: Any, **_: Any) -> Any:
         plain = ids.tolist() if hasattr(ids, "tolist") else ids
-        return self._piece(plain) if isinstance(plain, int) else [self._piece(int(i)) for i in plain]
+        # pieces are not text: a blank is a sign of its own in them
+        shown = [self._piece(int(i)).replace(" ", "▁") for i in ([plain] if isinstance(plain, int) else plain)]
+        return shown[0] if isinstance(plain, int) else shown
+
+    def convert_tokens_to_string(self, tokens: Any) -> str:
+        return self._joined(self._ids.get(t.replace("▁", " "), self.unk_token_id) for t in tokens)
 
     def get_vocab(self) -> dict[str, int]:
         return dict(self._ids)
@@ -90,6 +114,14 @@ class Tokenizer:
         ids = [self.encode(t) for t in many]
         found = {"input_ids": ids, "attention_mask": [[1] * len(i) for i in ids]}
         return {k: v[0] for k, v in found.items()} if isinstance(text, str) else found
+
+    def _joined(self, ids: Iterable[int]) -> str:
+        """Text of tokens; a character that is spread over several byte tokens needs them together."""
+        data = b"".join(
+            bytes([i - self._first_byte]) if i >= self._first_byte and i < self.vocab_size else self._piece(i).encode()
+            for i in ids
+        )
+        return data.decode("utf-8", "replace")
 
     def _piece(self, i: int) -> str:
         return self._pieces[i] if 0 <= i < len(self._pieces) else self.unk_token
@@ -128,6 +160,7 @@ def _rollout(tok: Tokenizer, pair: Pair) -> list[_Row]:
         _row(tok, "tool output between two turns", [(_CALL, 1, 1), (_TOOL_TEXT, 0, 1), (_LAST, 1, 1), eos], _LAST),
         _row(tok, "text behind the end token", [("It is Lima.", 1, 1), eos, (_JUNK, 0, 0)], "It is Lima."),
         _row(tok, "end token at once", [eos], ""),
+        _row(tok, "letters beyond ASCII", [(_FOREIGN, 1, 1), eos], _FOREIGN),
     ]
 
 
@@ -182,11 +215,19 @@ def run(subject: Subject, markers: Markers, contract: Contract) -> Iterator[Chec
         yield violates("decode.batch", "does every row give one text?", says)
         return
     got = list(zip(rollout, texts, strict=True))
+    if (swapped := _order(subject, tok, rollout, prompt, got)) is not None:
+        yield swapped
+        return
     yield from _survive(got, markers, contract)
     yield _padding(got, contract)
     yield _ending(subject, got, contract)
+    yield from _second_end(subject, tok, prompt)
     yield _masked(subject, got, contract)
-    yield from _special(subject, markers, prompt, got)
+    if prompt:
+        yield _echo(got, contract)
+    yield from _special(subject, markers, prompt, got, contract)
+    yield from _ignored(subject, markers, prompt)
+    yield from _left(subject, tok, rollout, prompt, contract)
 
 
 def _decoded(subject: Subject, inputs: Mapping[str, Any], rollout: Sequence[_Row]) -> list[Text] | None:
@@ -201,6 +242,17 @@ def _decoded(subject: Subject, inputs: Mapping[str, Any], rollout: Sequence[_Row
         return alone
     many = rows(value, n)
     return [Text(v) for v in many] if many is not None else _one_by_one(subject, inputs, n)
+
+
+def _together(subject: Subject, inputs: Mapping[str, Any], n: int, strict: bool = False) -> list[Text] | None:
+    """All rows in one call; `None` where that doesn't work. `strict`: raises `CallFailed` instead."""
+    try:
+        many = rows(subject.bound.call_raw(inputs), n)
+    except CallFailed:
+        if strict:
+            raise
+        return None
+    return None if many is None else [Text(v) for v in many]
 
 
 def _one_by_one(subject: Subject, inputs: Mapping[str, Any], n: int) -> list[Text] | None:
@@ -252,9 +304,10 @@ def _survive(got: Sequence[tuple[_Row, Text]], markers: Markers, contract: Contr
         ("decode.unmarked", "does text without any marker reach the reward?", 0),
         ("decode.truncated", "does a row without an end token reach the reward?", 1),
         ("decode.answer", "does the answer behind a closed block survive?", 2),
+        ("decode.characters", "do letters survive that are spread over several tokens?", 6),
     ):
         row, text = got[index]
-        if extracts or (index < 2 and contract.unmarked == "empty") or contract.only_reasoning:
+        if extracts or (index != 2 and contract.unmarked == "empty") or contract.only_reasoning:
             continue
         given = f"{row.name}: {quote(row.answer)} gives {quote(text.value)}"
         how = survival(row.answer, text.text)
@@ -272,7 +325,130 @@ def _survive(got: Sequence[tuple[_Row, Text]], markers: Markers, contract: Contr
     )
 
 
-def _special(subject: Subject, markers: Markers, prompt: bool, got: Sequence[tuple[_Row, Text]]) -> Iterator[Check]:
+def _order(
+    subject: Subject, tok: Tokenizer, rollout: Sequence[_Row], prompt: bool, got: Sequence[tuple[_Row, Text]]
+) -> Check | None:
+    """Does every row get its own text, whatever the order of the rows?"""
+    probe, asks = "decode.batch", "does every row get its own text?"
+    texts = [t.text for _, t in got]
+    for i, (row, text) in enumerate(got):
+        elsewhere = [j for j, t in enumerate(texts) if j != i and row.answer in t]
+        alone = len(row.answer) > 5 and sum(row.answer in r.answer for r in rollout) == 1
+        if alone and row.answer not in text.text and len(elsewhere) == 1:
+            says = f"the text of row {i} comes out in place {elsewhere[0]}: {quote(row.answer)} gives {quote(text.value)}"
+            return violates(probe, asks, says, ORDER)
+    try:
+        turned = _decoded(subject, _inputs(tok, rollout[::-1], prompt), rollout[::-1])
+    except CallFailed:
+        return None
+    for (row, text), other in zip(got, (turned or [])[::-1], strict=False):
+        if text.text != other.text:
+            says = f"in reversed order a row gives another text, {row.name}: {quote(text.value)} and {quote(other.value)}"
+            return violates(probe, asks, says, ORDER)
+    return None
+
+
+def _echo(got: Sequence[tuple[_Row, Text]], contract: Contract) -> Check:
+    """Is the prompt in the text of a function that knows where it ends?"""
+    probe, asks = "decode.prompt", "is the prompt kept out of the text?"
+    row, text = got[0]
+    if _PROMPT in text.text and isinstance(text.value, str):
+        says = f"the prompt stands in front of the completion, {row.name}: {quote(text.value)}"
+        return violates(probe, asks, says, TOOL, severity="hard" if contract.completion_only else "soft")
+    return agrees(probe, asks, "the prompt is not in the text" if _PROMPT not in text.text else "the prompt is given apart")
+
+
+def _second_end(subject: Subject, tok: Tokenizer, prompt: bool) -> Iterator[Check]:
+    """A function that takes a list of end tokens has to stop at each of them."""
+    slot = next((s for s in subject.bound.report.slots if s.meaning == "eos_token_id" and "list" in s.form), None)
+    if slot is None:
+        return
+    probe, asks = "decode.ends", "does the text stop at every end token that it was given?"
+    rollout = [
+        _row(tok, "ends at the second end token", [("It is Lima.", 1, 1), (tok.turn_token, 1, 1), (_JUNK, 0, 0)], "It is Lima."),
+        _row(tok, "ends at the first end token", [("It is Quito.", 1, 1), (tok.eos_token, 1, 1), (_JUNK, 0, 0)], "It is Quito."),
+    ]  # fmt: skip
+    inputs = {**_inputs(tok, rollout, prompt), "eos_token_id": [tok.eos_token_id, tok.turn_token_id]}
+    try:
+        texts = _decoded(subject, inputs, rollout)
+    except (CallFailed, TypeError):
+        return
+    if texts is None or _JUNK in texts[1].text:
+        return  # it stops nowhere; told by the check on one end token
+    if _JUNK in texts[0].text:
+        says = f"of {slot.path} only some end the text: {rollout[0].name} gives {quote(texts[0].value)}"
+        yield violates(probe, asks, says, AFTER_EOS)
+    else:
+        yield agrees(probe, asks, "stops at each of them")
+
+
+def _ignored(subject: Subject, markers: Markers, prompt: bool) -> Iterator[Check]:
+    """Rows padded with -100, for functions that speak of it."""
+    if not re.search(r"-\s?100|ignore_index|IGNORE", subject.source + subject.doc):
+        return
+    probe, asks = "decode.ignored", "does it cope with -100 among the ids?"
+    tok = Tokenizer(markers, ordinary_zero=True)
+    rollout = _rollout(tok, markers.reasoning)[:2]
+    inputs = _inputs(tok, rollout, prompt)
+    ids = inputs["token_ids"].clone()
+    ids[ids == tok.pad_token_id] = -100
+    try:
+        together = _together(subject, inputs, len(rollout))  # with padding instead; None: takes single rows only
+        dirty = {**inputs, "token_ids": ids}
+        texts = _decoded(subject, dirty, rollout) if together is None else _together(subject, dirty, len(rollout), True)
+    except CallFailed as e:
+        yield violates(probe, asks, f"raises on -100: {e.error} at {e.where}", _RAISES)
+        return
+    if texts is None:
+        yield violates(probe, asks, f"{len(rollout)} rows with -100 do not give {len(rollout)} texts", ORDER)
+        return
+    for row, text in zip(rollout, texts, strict=True):
+        if survival(row.answer, text.text) in ("damaged", "gone"):
+            says = f"the answer does not come through beside -100, {row.name}: {quote(text.value)}"
+            yield violates(probe, asks, says, _STRIP)
+            return
+        if tok.pad_token in text.text or tok.unk_token in text.text or "!!!" in text.text:
+            says = f"-100 comes out as text, {row.name}: {quote(text.value)}"
+            yield violates(probe, asks, says, PAD_TEXT)
+            return
+    yield agrees(probe, asks, "-100 leaves no trace")
+
+
+def _left(
+    subject: Subject, tok: Tokenizer, rollout: Sequence[_Row], prompt: bool, contract: Contract
+) -> Iterator[Check]:
+    """Rows padded in front, for functions that are told by a mask where the row is."""
+    if prompt or not subject.bound.names & {"attention_mask"} or not contract.left:
+        return
+    probe, asks = "decode.left", "does it cope with padding in front?"
+    rows_ = [r for r in rollout[:2]]
+    inputs = _inputs(tok, rows_, prompt)
+    flipped = {
+        k: _shifted(v, [len(r.ids) for r in rows_]) if k in ("token_ids", "attention_mask", "completion_mask") else v
+        for k, v in inputs.items()
+    }
+    try:
+        texts = _decoded(subject, flipped, rows_)
+    except CallFailed as e:
+        yield violates(probe, asks, f"raises on rows that are padded in front: {e.error} at {e.where}", _RAISES)
+        return
+    for row, text in zip(rows_, texts or [], strict=False):
+        if survival(row.answer, text.text) in ("damaged", "gone"):
+            says = f"of a row that is padded in front, as documented, {quote(row.answer)} comes out as {quote(text.value)}"
+            yield violates(probe, asks, says, _STRIP)
+            return
+    yield agrees(probe, asks, "padding in front is passed over")
+
+
+def _shifted(tensor: Any, lengths: Sequence[int]) -> Any:
+    import torch
+
+    return torch.stack([torch.cat([row[n:], row[:n]]) for row, n in zip(tensor, lengths, strict=True)])
+
+
+def _special(
+    subject: Subject, markers: Markers, prompt: bool, got: Sequence[tuple[_Row, Text]], contract: Contract
+) -> Iterator[Check]:
     """With a tokenizer for which the markers are special tokens: are they gone before they are looked for?"""
     tok = Tokenizer(markers, special=True)
     rollout = _rollout(tok, markers.reasoning)
@@ -281,13 +457,21 @@ def _special(subject: Subject, markers: Markers, prompt: bool, got: Sequence[tup
     except CallFailed:
         return
     usual = got[2][1].text
+    close = markers.reasoning.close
+    if contract.keeps_tags and texts is not None and close in usual and close not in texts[2].text:
+        says = (
+            f"the docstring keeps the markers, and if {close!r} is a special token of the tokenizer it is skipped: "
+            f"{quote(texts[2].value)}"
+        )
+        yield violates("decode.special", "do the markers survive the decoding?", says, _STRIP)
+        return
     if texts is None or INNER in usual or INNER not in texts[2].text:
         return
     says = (
         f"if {markers.reasoning.close!r} is a special token of your tokenizer, it is skipped before it is looked for, "
         f"and the reasoning stays in: {quote(texts[2].value)}"
     )
-    yield violates("decode.special", "do the markers survive the decoding?", says, severity="soft")
+    yield violates("decode.special", "do the markers survive the decoding?", says, _STRIP, severity="soft")
 
 
 def _padding(got: Sequence[tuple[_Row, Text]], contract: Contract) -> Check:
@@ -302,6 +486,9 @@ def _padding(got: Sequence[tuple[_Row, Text]], contract: Contract) -> Check:
 def _ending(subject: Subject, got: Sequence[tuple[_Row, Text]], contract: Contract) -> Check:
     probe, asks = "decode.eos", "does the text stop where the completion does?"
     _, text = got[4]
+    if contract.keeps_end and "It is Lima." in text.text and Tokenizer.eos_token not in text.text:
+        says = f"the docstring keeps the end token, and it is not in the text: {quote(text.value)}"
+        return violates(probe, asks, says, _STRIP)
     if _JUNK not in text.text:
         return agrees(probe, asks, "stops at the end token")
     if contract.stops_at_eos:

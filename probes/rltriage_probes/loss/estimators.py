@@ -24,7 +24,7 @@ REVERSED = Pitfall(id="KL-REVERSED", family="kl-direction", says="exchanges poli
 SIGN = Pitfall(id="KL-SIGN", family="sign", says="has the opposite sign, so drifting from the reference is rewarded")
 DETACHED = Pitfall(id="KL-DETACHED", family="gradient-cut", says="cuts the gradient of the KL term, so it restrains nothing")
 NOT_ZERO = Pitfall(
-    id="KL-NOT-ZERO", family="kl-estimator", says="is not 0 for two equal policies: a term of the estimator is missing"
+    id="KL-NOT-ZERO", family="kl-estimator", says="leaves out a term of the k3 estimator, the -1 or the log-ratio"
 )
 MISSING = Pitfall(
     id="KL-MISSING", family="inert-option", says="takes reference log-probs and a weight, and adds no KL term"

@@ -49,10 +49,11 @@ _DELTAS = (0.03, -0.04, 0.21, 0.3, -0.25, -0.5, 1.4, -1.3, 0.1, -0.12, 0.262, 0.
 
 def example(intent: Mapping[str, Any]) -> Case:
     """Rows of unequal length, both signs of the advantage, ratios on every side of every usual bound."""
-    return _case("straddling ratios")
+    return seeded("straddling ratios")
 
 
-def _case(name: str) -> Case:
+def seeded(name: str) -> Case:
+    """The case of that name: always the same inputs."""
     b, t = 6, 8
     g = probing.generator(name)
     lengths = torch.tensor([8, 5, 3, 7, 2, 6])
@@ -242,7 +243,7 @@ def run(subject: Subject) -> Iterator[Check]:
     """Surrogate, KL term, entropy bonus; then relations that need no formula."""
     names = subject.bound.names
     try:
-        seen = [observe(subject, _case(n)) for n in ("straddling ratios", "other ratios")]
+        seen = [observe(subject, seeded(n)) for n in ("straddling ratios", "other ratios")]
     except CallFailed as e:
         yield probing.raised("policy_loss.formula", ASKS, "straddling ratios", e)
         return
@@ -270,7 +271,7 @@ def run(subject: Subject) -> Iterator[Check]:
         yield from _unread_mask(subject, parts, policy)
         yield from _masked_filler(subject)
     if policy is not None and not policy.pitfalls and {"rollout_logprobs", "old_logprobs"} <= names:
-        yield from sampler.check(subject, _case("straddling ratios"), policy, observe)
+        yield from sampler.check(subject, seeded("straddling ratios"), policy, observe)
 
 
 def _has_rest(parts: Parts) -> bool:
@@ -367,7 +368,7 @@ def _rest_check(subject: Subject, parts: Parts, policy: Solution | None) -> Iter
     knobs = (beta_knob(subject), surrogate.length_knob(subject))
     found = solver.solve(parts.kl, rest_reference, axes, knobs)
     if found is None:
-        yield Check(probe=probe, asks=asks, outcome=_nearest_rest(parts, axes))
+        yield Check(probe=probe, asks=asks, outcome=_nearest_rest(subject, parts, axes))
         return
     convention = solver.convention(axes, found, {k: v for k, v in found.knobs.items() if k != "length"})
     named = list(solver.named(found.pitfalls, dict(found.knobs)))
@@ -391,7 +392,7 @@ def _rest_check(subject: Subject, parts: Parts, policy: Solution | None) -> Iter
         yield Check(probe=probe, asks=asks, outcome=Agrees(convention=convention))
 
 
-def _nearest_rest(parts: Parts, axes: tuple[Axis, ...]) -> Outcome:
+def _nearest_rest(subject: Subject, parts: Parts, axes: tuple[Axis, ...]) -> Outcome:
     """No KL term with the weight that is known: say whether one fits with another weight."""
     for options, _ in solver.combinations(axes, 0):
         weights = [_factor(s, rest_reference(s, options, {"beta": 1.0, "length": 1.0})) for s in parts.kl]
@@ -400,7 +401,9 @@ def _nearest_rest(parts: Parts, axes: tuple[Axis, ...]) -> Outcome:
             return probing.diverges(f"equals {words}, with weight {weights[0]:.6g}", None, {"weight": weights[0]})  # type: ignore[dict-item]
     standard = {a.name: a.options[0].name for a in axes}
     gap = probing.distance(parts.kl, rest_reference, standard, {"beta": 0.04, "length": 1.0})
-    return probing.diverges("with advantages of 0 the loss is not a known KL term", gap)
+    has_reference = "ref_logprobs" in subject.bound.names
+    says = "with advantages of 0 the loss is not a known KL term" if has_reference else "a part of the loss has no advantage in it"
+    return probing.diverges(says, gap)
 
 
 def _like(axis: Axis, policy: Solution) -> Axis:
@@ -430,7 +433,7 @@ def _switched(subject: Subject) -> bool:
 def _entropy_check(subject: Subject) -> Iterator[Check]:
     """A bonus is linear in the entropies and has nothing to do with the advantages; other uses of them are not judged."""
     asks = "does the entropy term reward exploration?"
-    case = _case("straddling ratios")
+    case = seeded("straddling ratios")
     ones = torch.ones_like(case.inputs["entropies"])
     zero = torch.zeros_like(case.inputs["advantages"])
     tries = ({}, {"entropies": ones}, {"entropies": 2 * ones}, {"advantages": zero}, {"advantages": zero, "entropies": ones})
@@ -467,7 +470,7 @@ def _relations(subject: Subject, parts: Parts) -> Iterator[Check]:
     if "logprobs" not in subject.bound.names or "advantages" not in subject.bound.names:
         return
     asks = "on-policy, does the gradient raise the log-probs of rows with a positive advantage, and lower the others?"
-    base = _case("straddling ratios")
+    base = seeded("straddling ratios")
     inputs = {**base.inputs, "old_logprobs": base.inputs["logprobs"].clone(), "rollout_logprobs": base.inputs["logprobs"].clone()}
     try:
         policy, _, graph = observe(subject, Case(name="on policy", inputs=inputs))
@@ -518,7 +521,7 @@ def _unread_mask(subject: Subject, parts: Parts, policy: Solution) -> Iterator[C
     if parts.reduced != "scalar" or policy.options["agg"] not in ("padded", "sum"):
         return
     asks = "does the mask matter where the advantages are not 0 on padding?"
-    base = _case("straddling ratios")
+    base = seeded("straddling ratios")
     spread = base.inputs["advantages"][:, None].expand_as(base.inputs["completion_mask"]).clone()
     try:
         with_mask = probing.observe(subject, base, (), {"advantages": spread})
@@ -535,7 +538,7 @@ def _unread_mask(subject: Subject, parts: Parts, policy: Solution) -> Iterator[C
 def _masked_filler(subject: Subject) -> Iterator[Check]:
     """Filler of any size behind the mask. Much shipped code fails this harmlessly, so only a promise counts."""
     asks = "does filler at masked positions stay out of the loss?"
-    base = _case("straddling ratios")
+    base = seeded("straddling ratios")
     mask = base.inputs["completion_mask"] > 0
     filler = {"logprobs": 0.0, "old_logprobs": -150.0, "ref_logprobs": 120.0, "rollout_logprobs": -150.0}
     inputs = {k: v.where(mask, torch.tensor(filler[k])) if k in filler else v for k, v in base.inputs.items()}

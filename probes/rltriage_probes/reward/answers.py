@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rltriage_probes.reading import Markers, Reading, sentences, unescaped
+from rltriage_probes.reading import Markers, Reading, sample, sentences, unescaped
 
 REASONING = "Let me go through it step by step."
 NEUTRAL = "That is all there is to say about it."
@@ -61,6 +61,26 @@ KINDS = (
 )  # fmt: skip
 
 
+EXPRESSION = Kind(name="expression", gold="3*7+4", other="8*6-5", wrong=("9*2+1", "3+7*4", "5*5"), parts=("25", "3*7"))
+"""The kind of answer where numbers and their wanted result are given: the gold answer is one that hits it."""
+
+
+def problem(expression: str) -> tuple[list[int], int]:
+    """Numbers to use and the result to reach, of which an arithmetic expression is a solution."""
+    parts = re.findall(r"\d+|[-+*]", expression)
+    numbers = [int(p) for p in parts if p.isdigit()]
+    if not re.fullmatch(r"\d+([-+*]\d+)*", "".join(parts)) or "".join(parts) != re.sub(r"\s", "", expression):
+        return (numbers or [3, 7, 4]), sum(numbers) or 25
+    terms, signs = [numbers[0]], [1]
+    for sign, n in zip(parts[1::2], numbers[1:], strict=True):
+        if sign == "*":
+            terms[-1] *= n
+        else:
+            terms.append(n)
+            signs.append(1 if sign == "+" else -1)
+    return numbers, sum(s * n for s, n in zip(signs, terms, strict=True))
+
+
 @dataclass(frozen=True)
 class Gold:
     """How a dataset writes the gold answer."""
@@ -69,6 +89,7 @@ class Gold:
     write: Callable[[str], Any] = field(compare=False)
 
 
+DECIMAL = Gold("a whole number with .0", lambda a: f"{int(a)}.0")
 GOLDS = (
     Gold("as it is", lambda a: a),
     Gold("worked solution with ####", lambda a: f"First this, then that.\n#### {a}"),
@@ -78,6 +99,7 @@ GOLDS = (
     Gold("$...$", lambda a: f"${a}$"),
     Gold("number", int),
     Gold("float", float),
+    DECIMAL,
     Gold("list", lambda a: [a]),
     Gold("dict with target", lambda a: {"target": [a]}),
     Gold("dict with answer", lambda a: {"answer": a}),
@@ -124,6 +146,8 @@ def formats(reading: Reading, markers: Markers) -> tuple[Format, ...]:
         own += _tagged(pair.open, pair.close, markers)
     for tag in _other_tags(reading):
         own += _tagged(f"<{tag}>", f"</{tag}>", markers)
+    own += _matched(reading)
+    own += [Format("JSON", f'{{"{key}": "@"}}') for key in _json_keys(reading)]
     own += [Format(f"behind {p!r}", f"{REASONING}\n{p} @") for p in _prefixes(reading)]
     usual = [] if any(p.open == "<answer>" for p in markers.answer) else _tagged("<answer>", "</answer>", markers)
     thought = [
@@ -158,6 +182,27 @@ def _tagged(start: str, stop: str, markers: Markers) -> list[Format]:
     ]
 
 
+def _matched(reading: Reading) -> Iterator[Format]:
+    """What the function's regular expressions match, with the answer in their last group."""
+    for s in reading.strings:
+        if "(" not in s or len(s) > 300:
+            continue
+        text = sample(s, "@", "")
+        if text is not None and text.count("@") == 1:
+            yield Format("what its pattern matches", text)
+            yield Format("what its pattern matches, behind reasoning", f"{REASONING}\n{text}")
+            spread = sample(s, "@", REASONING)
+            if spread is not None and spread != text:
+                yield Format("what its pattern matches, with reasoning", spread)
+
+
+def _json_keys(reading: Reading) -> list[str]:
+    """Keys that the function may look up in parsed JSON, where it parses any."""
+    if "json" not in reading.code:
+        return []
+    return [s for s in dict.fromkeys(reading.strings) if re.fullmatch(r"[a-z][a-z_]{2,20}", s) and s != "answer"][:5]
+
+
 def _other_tags(reading: Reading) -> list[str]:
     texts = "\n".join(unescaped(s) for s in reading.strings)
     return list(dict.fromkeys(re.findall(r"</([A-Za-z][\w.-]{0,30})>", texts)))[:6]
@@ -181,8 +226,11 @@ def _prefixes(reading: Reading) -> list[str]:
 # Shapes of a format reward
 
 
-def laid_out(markers: Markers) -> tuple[str, ...]:
-    """Complete, well-formed completions, each beginning with the opening marker of the reasoning."""
+def laid_out(markers: Markers, reading: Reading | None = None) -> tuple[str, ...]:
+    """Complete, well-formed completions, each beginning with the opening marker of the reasoning.
+
+    With a `reading` also what its regular expressions match.
+    """
     r = markers.reasoning
     blocks = [(p.open, p.close) for p in markers.answer] or [("<answer>", "</answer>")]
     shapes = [f"{r.open}\n{REASONING}\n{r.close}\nThe answer is 4.", f"{r.open}{REASONING}{r.close}The answer is 4."]
@@ -196,7 +244,11 @@ def laid_out(markers: Markers) -> tuple[str, ...]:
             f"{r.open}\n{REASONING}\n{r.close}\n\n{start}4{stop}",
             f"{r.open} {REASONING} {r.close} {start} 4 {stop}",
         ]
-    return tuple(shapes)
+    for s in reading.strings if reading else ():
+        text = sample(s, "", "So it is 4.") if len(s) <= 300 and re.search(r"\.[*+]|\[\^|\\s", s) else None
+        if text is not None:
+            shapes.append(text)
+    return tuple(dict.fromkeys(shapes))
 
 
 _PRAISE = re.compile(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rltriage_probes.contract import Check, Severity
+from rltriage_probes.reading import prose
 from rltriage_probes.reward import answers
 from rltriage_probes.reward.answers import GOLDS, NEUTRAL
 from rltriage_probes.reward.exam import FORMAT, HOLE, Exam, Win
@@ -24,30 +25,27 @@ _EXCUSED = (
     "an answer that the gold fits as a pattern",
 )
 """Holes that a reward of overlap or containment has by its nature."""
-_EQUALITY = re.compile(r"\bequals?\b|equality|\bsame (number|value)|numerical|\bsigned\b|\bnegative\b|\bintegers?\b", re.I)
-_APPROXIMATE = re.compile(r"toleran|within|approx|\bclose|round|\bint\(|floor|magnitude|absolute", re.I)
-_ANY = re.compile(r"\bany\b|\bone of\b|at least one|\bcontain|pass@", re.I)
-_LAST = re.compile(
+_EQUALITY = prose(r"\bequals?\b|equality|\bsame (number|value)|numerical|\bsigned\b|\bnegative\b|\bintegers?\b")
+_APPROXIMATE = prose(r"toleran|within|approx|\bclose|round|\bint\(|floor|magnitude|absolute")
+_UNSIGNED = prose(r"magnitude|absolute|unsigned|non-?negative|sign (is )?(ignored|dropped)|positive")
+_ANY = prose(r"\bany\b|\bone of\b|at least one|\bcontain|pass@")
+_LAST = prose(
     r"\b(the )?last (of (the|several|all) )?(\W{0,3}<?/?\w{0,12}>?[.\u2026]{0,3}(</\w+>)?\W{0,3} )?\W{0,3}"
     r"(answer|box(ed)?|\\boxed|block|tag|pair|match|one|number|####|line)\b",
-    re.I,
 )
-_FIRST = re.compile(
+_FIRST = prose(
     r"\b(the )?first (of (the|several|all) )?(\W{0,3}<?/?\w{0,12}>?[.\u2026]{0,3}(</\w+>)?\W{0,3} )?\W{0,3}"
     r"(answer|box(ed)?|\\boxed|block|tag|pair|match|one|number|####)\b",
-    re.I,
 )
-_BEHIND = re.compile(
+_BEHIND = prose(
     r"\b(behind|after|following|follows|past|outside)\b[^.;]{0,40}(</\w*(think|reason)|\bthink\w*|\breason\w*|closing tag)|"
     r"\b(thinking|reasoning|thoughts?)\b[^.;]{0,30}(is |are |does |do )?(not |n't )(count|score|search|consider|read)|"
     r"\b(ignor|drop|remov|strip|skip)\w*[^.;]{0,20}\b(the )?(thinking|reasoning|think block|draft)",
-    re.I,
 )
-_EVALUATES = re.compile(r"\beval\(|\bexec\(|parse_expr\(|sympify\(|numexpr")
-_EMPTY_IS_NOTHING = re.compile(
+_EVALUATES = prose(r"\beval\(|\bexec\(|parse_expr\(|sympify\(|numexpr")
+_EMPTY_IS_NOTHING = prose(
     r"\b(empty|blank|silent|silence|no (answer|completion|text)|missing answer)\b[^.;]{0,50}\b(0(\.0)?|zero|nothing|no reward)\b|"
     r"\b(0(\.0)?|zero|nothing|no reward)\b[^.;]{0,30}\b(for|if|when|on)\b[^.;]{0,30}\b(empty|blank|no answer|missing)",
-    re.I,
 )
 
 
@@ -152,10 +150,11 @@ def _gold_names(exam: Exam) -> tuple[str, ...]:
 
 def _near(exam: Exam, win: Win) -> Iterator[tuple[str, Item, bool]]:
     """Answers that are wrong by little: the sign, the decimals, the second word."""
-    if win.kind.name == "number" and not _APPROXIMATE.search(exam.reading.prose + exam.reading.code):
+    if win.kind.name == "number" and not exam.lenient:
         sure = bool(_EQUALITY.search(exam.doc))
-        if not exam.lenient:
+        if not _UNSIGNED.search(exam.reading.prose):
             yield "the answer with the other sign", win.item("-142"), sure
+        if not _APPROXIMATE.search(exam.reading.prose + exam.reading.code):
             yield "a number that only begins like the answer", win.item("14.9", "14"), sure
     if win.kind.name == "word" and win.gold is GOLDS[0]:
         yield "another answer with the same first word", win.item("New Delhi", "New York"), True
@@ -246,7 +245,7 @@ def draft(exam: Exam) -> Iterator[Check]:
         yield agrees(probe, asks, "a draft inside the thinking earns nothing")
 
 
-_BEHIND_TOO = re.compile(r"whole|entire|anywhere|wherever|first", re.I)
+_BEHIND_TOO = prose(r"whole|entire|anywhere|wherever|first")
 
 
 def decoys(exam: Exam) -> Iterator[Check]:

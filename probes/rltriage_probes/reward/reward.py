@@ -12,14 +12,29 @@ import ast
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from rltriage_probes.contract import Check, Diverges, NotRun, Raised, Severity
-from rltriage_probes.model import CallFailed, Case, Pitfall, Role, Subject
+from rltriage_probes.model import CallFailed, Case, Role, Subject
 from rltriage_probes.reading import Markers, Reading, markers, read
-from rltriage_probes.reward import answers
-from rltriage_probes.reward.answers import GOLDS, KINDS, NEUTRAL, Format, Gold, Kind
+from rltriage_probes.reward import answers, holes, memory, promises
+from rltriage_probes.reward.answers import EXPRESSION, GOLDS, KINDS, NEUTRAL, Format, Gold, Kind
+from rltriage_probes.reward.exam import (
+    CONSTANT,
+    FORMAT,
+    HOLE,
+    INVERTED,
+    LENGTH,
+    NONFINITE,
+    OPEN_TAG,
+    ORDER,
+    PITFALLS,
+    RAISES,
+    STATE,
+    WINDOW,
+    Exam,
+    Win,
+)
 from rltriage_probes.reward.scoring import PROMPTS, Item, Scorer, same
 from rltriage_probes.texts import accidental, agrees, quote, violates
 
@@ -79,10 +94,19 @@ def run(subject: Subject) -> Iterator[Check]:
     yield from _independence(exam)
     if scorer.graded:
         yield from _golden(exam)
+    yield from promises.amounts(exam)
+    if exam.wins:
         yield from holes.check(exam)
+        yield from holes.two_answers(exam)
         yield from holes.draft(exam)
+        yield from holes.decoys(exam)
+        yield from promises.forms(exam)
+        yield from promises.tolerance(exam)
+        yield from promises.golds(exam)
         yield from _window(exam)
     yield from _format(exam)
+    yield from promises.length(exam)
+    yield from memory.reseeds(exam)
     if scorer.log.cut:
         reason = f"{scorer.log.cut} completions were not scored, because the function is slow"
         do = "Bind the part that grades a text, without the judge, the sandbox or the network behind it."
@@ -112,10 +136,15 @@ def _no_number(exam: Exam) -> Check:
 def _search(exam: Exam) -> None:
     """Fill `exam.wins`: for the first way of writing golds that works, every kind and format."""
     tried = answers.formats(exam.reading, exam.markers)
+    if exam.scorer.puzzle:
+        exam.wins += _wins(exam, EXPRESSION, GOLDS[0], tried)
+        return
     for gold in GOLDS:
         for kind in KINDS:
             if exam.scorer.late:
                 return
+            if gold is not GOLDS[0] and kind not in KINDS[:2]:
+                continue  # other ways of writing show with any kind
             exam.wins += _wins(exam, kind, gold, tried)
         if exam.wins or exam.losses:
             return
@@ -267,8 +296,19 @@ def _lengths(exam: Exam) -> Iterator[Check]:
         return  # told by the check on batches
     if scores is None:
         yield violates(probe, asks, f"{len(items)} completions do not give {len(items)} rewards", LENGTH)
+    elif (got := _odd_number(exam, items[:13])) is not None:
+        says = f"13 completions give {got} rewards, {len(items)} give {len(items)}: a remainder is dropped or made up"
+        yield violates(probe, asks, says, LENGTH, numbers={"completions": 13.0, "rewards": float(got)})
     else:
         yield agrees(probe, asks, f"{len(items)} completions give {len(items)} rewards")
+
+
+def _odd_number(exam: Exam, items: Sequence[Item]) -> int | None:
+    """How many rewards a number of completions gets that no chunk size divides; None: as many, or not to be asked."""
+    grouped = re.search(r"num_generations|group_size|n_samples|num_samples", exam.reading.code)
+    if len(items) < 13 or grouped or _RELATIVE.search(exam.reading.prose):
+        return None
+    return exam.scorer.count(items)
 
 
 def _finite(exam: Exam) -> Check:
@@ -336,7 +376,7 @@ def _independence(exam: Exam) -> Iterator[Check]:
     scorer, items = exam.scorer, _mixed(exam)
     alone = [scorer.one(i, "mixed") for i in items]
     again = [scorer.one(i, "mixed") for i in reversed(items)][::-1]
-    yield _repeat(exam, items, alone, again, _carried_over(exam))
+    yield _repeat(exam, items, alone, again, memory.carried_over(exam))
     if not scorer.many or scorer.log.uneven or scorer.over:
         return
     try:
@@ -355,28 +395,6 @@ def _independence(exam: Exam) -> Iterator[Check]:
     if together is None or turned is None or later is None:
         return  # told by the check on lengths
     yield _order(exam, items, alone, together, turned[::-1], later)
-
-
-def _carried_over(exam: Exam) -> str:
-    """Whether a completion that was scored against another gold answer first is scored by what was found then."""
-    win = next((w for w in (*exam.best, *exam.suspects) if w.kind.name in _FRESH), None)
-    if win is None:
-        return ""
-    first, second = _FRESH[win.kind.name]
-    usual = exam.scorer.one(win.item(first, first), "fresh")
-    other = win.item(second, win.kind.other)
-    before = exam.scorer.one(other, "fresh")
-    after = exam.scorer.one(win.item(second, second), "fresh")
-    if same(after, usual) or math.isnan(after) or not same(usual, win.top):
-        return ""
-    return (
-        f"{quote(other.text)} earns {before:g} for gold {quote(other.gold)}, and then "
-        f"{after:g} for gold {quote(second)}, where {usual:g} is earned"
-    )
-
-
-_FRESH = {"number": ("8675", "8765"), "word": ("walrus", "falcon")}
-"""Answers that nothing has been scored with before, two of one length."""
 
 
 def _repeat(exam: Exam, items: Sequence[Item], alone: Sequence[float], again: Sequence[float], carried: str) -> Check:
@@ -482,7 +500,7 @@ def _falls(exam: Exam, win: Win, right: Item, short: str, long: str, behind: boo
 
 def _format(exam: Exam) -> Iterator[Check]:
     probe, asks = "reward.format", "does it accept what the rollout decodes?"
-    shapes = answers.laid_out(exam.markers)
+    shapes = answers.laid_out(exam.markers, exam.reading)
     gold = exam.default_gold()
     opened = [(s, exam.scorer.one(Item(s, gold), "format")) for s in shapes]
     if exam.scorer.graded:
@@ -560,6 +578,8 @@ def example(intent: Mapping[str, Any]) -> Case:
         "texts": texts,
         "answers": golds,
         "prompts": prompts,
+        "operand_lists": [[6, 7], [6, 7], [9, 8], [9, 8]],
+        "operands": [6, 7],
         "completion": texts[0],
         "text": texts[0],
         "answer": golds[0],
@@ -584,6 +604,8 @@ ROLE = Role(
         "answer",
         "prompts",
         "prompt",
+        "operand_lists",
+        "operands",
         "token_ids",
         "completion_mask",
         "tokenizer",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rltriage_probes.model import CallFailed, Subject
+from rltriage_probes.reward.answers import problem
 from rltriage_probes.texts import fields, rows
 
 clock = time.monotonic
@@ -101,7 +102,9 @@ class Scorer:
         names = subject.bound.names
         self._names = names
         self.many = bool(names & {"completions", "texts"}) and not names & {"completion", "text"}
-        self.graded = bool(names & {"answers", "answer"})
+        self.puzzle = bool(names & {"operand_lists", "operands"})
+        """Whether an answer is an expression over given numbers."""
+        self.graded = self.puzzle or bool(names & {"answers", "answer"})
         self.prompted = bool(names & {"prompts", "prompt"})
         self.log = Log()
         self._copies = 1
@@ -141,10 +144,27 @@ class Scorer:
             log.cut += self.log.cut
             self.log = log
 
+    def failure(self, item: Item) -> CallFailed | None:
+        """What the function raises on an item, if it does."""
+        try:
+            self._alone(item)
+        except CallFailed as e:
+            return e
+        return None
+
     def batch(self, items: Sequence[Item]) -> list[float] | None:
         """Score all in one call; `None` where the number of scores differs. Raises `CallFailed`."""
         got = rows(column(self._call(self._inputs(items))), len(items))
         return None if got is None else [self._noted(v, i) for v, i in zip(got, items, strict=True)]
+
+    def count(self, items: Sequence[Item]) -> int | None:
+        """How many scores a call with these items gives, where it gives another number; else None."""
+        try:
+            value = column(self._call(self._inputs(items)))
+        except CallFailed:
+            return None
+        many = isinstance(value, (list, tuple)) or hasattr(value, "tolist")
+        return len(value) if many and hasattr(value, "__len__") and len(value) != len(items) else None
 
     def _alone(self, item: Item) -> Any:
         if not self.many:
@@ -190,10 +210,13 @@ class Scorer:
     def _inputs(self, items: Sequence[Item]) -> Mapping[str, Any]:
         texts, golds = [i.text for i in items], [i.gold for i in items]
         prompts = [i.prompt for i in items]
+        numbers: list[list[int]] = []
+        if self.puzzle:
+            numbers, golds = map(list, zip(*(problem(str(g)) for g in golds), strict=True))
         given: dict[str, Any] = {
             "completions": texts, "texts": texts, "answers": golds, "prompts": prompts,
             "completion": texts[0], "text": texts[0], "answer": golds[0], "prompt": prompts[0],
-            "group_size": self.group,
+            "group_size": self.group, "operand_lists": numbers, "operands": numbers[0] if numbers else [],
         }  # fmt: skip
         if self.many:  # a dataset's column keeps its singular name
             given |= {"answer": golds, "prompt": prompts}

@@ -151,3 +151,9 @@ def logged_only(logprobs, ref_logprobs, mask):
     with torch.no_grad():
         d = ref_logprobs - logprobs
         return (d.exp() - d - 1) * mask
+
+
+def strange(logprobs, ref_logprobs):
+    """Jeffreys-like score of each token."""
+    d = ref_logprobs - logprobs
+    return torch.tanh(d) * d
