@@ -158,6 +158,7 @@ _SPELLINGS: dict[str, str] = {
     ),
     "operand_lists": "operand_lists numbers nums operands numbers_list nums_list available_numbers input_numbers number_lists",
     "operands": "operands numbers nums available_numbers input_numbers cards given_numbers",
+    "prompt_ids": "prompt_ids prompt_input_ids prompt_tokens query_ids query_tensors query_tokens context_ids",
     "tokenizer": "tokenizer processing_class tok processor hf_tokenizer",
     "model": "model policy policy_model actor lm base_model net actor_model policy_net llm unwrapped_model",
 }

@@ -42,11 +42,14 @@ def bind(
     try:
         return _in_some_mode(loaded, target)
     except BindingFailed as e:
-        made = _made(loaded, target) if factories.returns_a_function(loaded) else None
+        if not factories.returns_a_function(loaded):
+            raise
+        outer = target.binder(loaded, None, False)
+        made = factories.unfold(outer)
         if made is None:
             raise
         try:
-            return _in_some_mode(made[0], target, made[1])
+            return _in_some_mode(made, target, outer)
         except BindingFailed:
             raise e from None
 
@@ -80,13 +83,6 @@ def _in_some_mode(loaded: Loaded, target: Target, outer: Binder | None = None) -
                 failure = failure or e
     assert failure is not None
     raise failure
-
-
-def _made(loaded: Loaded, target: Target) -> tuple[Loaded, Binder] | None:
-    """The function that a factory makes, and how the factory was called."""
-    outer = target.binder(loaded, None, False)
-    made = factories.unfold(outer)
-    return None if made is None else (made, outer)
 
 
 def _list_modes(loaded: Loaded, role: Role, explicit: Mapping[str, str]) -> tuple[bool | None, ...]:

@@ -9,12 +9,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rltriage_probes import invoke, source
+from rltriage_probes import invoke, reports, source
 from rltriage_probes.filling import Source
 from rltriage_probes.forms import Call, Missing
 from rltriage_probes.invoke import NotReached
 from rltriage_probes.loading import Loaded
 from rltriage_probes.model import CallFailed
+from rltriage_probes.reports import PLAIN_VALUE, BindingFailed
 from rltriage_probes.selfs import NOTHING
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ def returns_a_function(loaded: Loaded) -> bool:
 def unfold(b: Binder) -> Loaded | None:
     """What the factory makes with its defaults and the declared settings; None where it can't be called.
 
-    The settings that it was called with stay in `b.known`.
+    The settings that it was called with stay in `b.known`. Raises `BindingFailed` where one is not known.
     """
     sources: dict[str, Source] = {}
+    opened: list[str] = []
     for p in b.signature.parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             continue
@@ -46,7 +48,10 @@ def unfold(b: Binder) -> Loaded | None:
         if got is not None:
             sources[p.name] = got
         elif default is NOTHING:
-            return None
+            opened.append(p.name)
+    if opened:
+        reason = f"{b.loaded.qualname} makes the function, and nothing is known of its settings {', '.join(opened)}"
+        raise BindingFailed(reason, reports.report_open(b, opened, PLAIN_VALUE))
     call = Call(dict(b.example.inputs))
     try:
         made = invoke.guarded(

@@ -24,7 +24,7 @@ ROW_WORDS = frozenset(
 )
 """Words with one row a sequence."""
 SAMPLE_WORDS = ROW_WORDS | frozenset(
-    "rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts operand_lists".split()
+    "rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts operand_lists prompt_ids".split()
 )
 """Words with one entry a sample."""
 MASKS = frozenset(("attention_mask", "completion_mask", "is_last_step"))
@@ -603,7 +603,7 @@ def _object_array(values: list[str]) -> Any:
 
 def _texts(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
     def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
-        role = "assistant" if word == "completions" else "user"
+        role = "user" if word == "prompts" else "assistant"
         strings = _form(word, "list of str", lambda v, c: list(v))
         chats = _form(word, "list of message lists", lambda v, c: [[{"role": role, "content": x}] for x in v])
         message = "message" in hints.signs and not hints.isinstance_str()

@@ -49,7 +49,7 @@ def seen(case: str, inputs: Mapping[str, Any], got: Observation) -> Seen:
     """An observation as the solver takes it: float inputs in float64."""
     wide = {k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
     dtype = loosest("float32", got.dtype if got.dtype in _LOOSENESS else "float32")
-    return Seen(case=case, inputs=wide, value=got.value, grads=got.grads, dtype=dtype)
+    return Seen(case=case, inputs=wide, value=got.value, grads=got.grads, dtype=dtype, mutated=got.mutated)
 
 
 def raised(probe: str, asks: str, case: str, e: CallFailed) -> Check:

@@ -44,17 +44,21 @@ def open_reason(b: Binder) -> str:
     return f"no word of the vocabulary was found for {names} of {b.loaded.qualname}"
 
 
-def report_open(b: Binder, opened: Sequence[str]) -> BindingReport:
+def report_open(b: Binder, opened: Sequence[str], placeholder: str = "") -> BindingReport:
+    """What is bound and what is open; `placeholder` stands in the example where no word can be meant."""
     return BindingReport(
         slots=slots(b),
         open=tuple(opened),
         tried=("names, annotations and docstring against the alias table", *b.tried[:8]),
-        example=_example(b, opened) if opened else "",
+        example=_example(b, opened, placeholder) if opened else "",
     )
 
 
-def _example(b: Binder, opened: Sequence[str]) -> str:
+def _example(b: Binder, opened: Sequence[str], placeholder: str) -> str:
     """The manifest lines that would bind what is open; where no word suggests itself, the words to choose from."""
+    if placeholder:
+        lines = ", ".join(f'{_toml_key(path)} = "{placeholder}"' for path in opened)
+        return f"[targets.{b.target}]\nbind = {{ {lines} }}"
     have = {w.word for w in b.plan.words()}
     known = have | _other_number(b)
     free = [w for w in b.role.takes if w not in known and w not in SCALARS]
@@ -71,6 +75,7 @@ def _example(b: Binder, opened: Sequence[str]) -> str:
 
 
 PLACEHOLDER = "<word>"
+PLAIN_VALUE = "=<Python literal>"
 _NUMBERS = frozenset("id size length coef weight num threshold rate max min step steps".split())
 
 

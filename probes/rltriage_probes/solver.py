@@ -49,6 +49,8 @@ class Seen:
     value: Tensor
     grads: Mapping[str, Tensor]
     dtype: str
+    mutated: tuple[str, ...] = ()
+    """Inputs that the function changed in place."""
     where: Tensor | None = None
     """Elements that are compared; None: all. Elsewhere any value is right (padding, junk columns)."""
     cache: dict[str, Tensor] = field(default_factory=dict)

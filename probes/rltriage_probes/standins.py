@@ -142,6 +142,16 @@ class ModelOutput:
     def __getitem__(self, key: Any) -> Any:
         return getattr(self, key) if isinstance(key, str) else (self.logits,)[key]
 
+    @property
+    def log_probs(self) -> Any:
+        """A model patched to score its own tokens is what would have to be examined, and no stand-in."""
+        raise NotReached(
+            "the function takes log-probs, not logits, from the model itself",
+            "Name the function that computes them from logits, or the model's patched forward.",
+        )
+
+    entropy = entropies = log_probs
+
 
 class _Model:
     """What functions ask of a model besides its logits."""

@@ -48,6 +48,7 @@ def settle(b: Binder) -> Bound:  # noqa: C901  one loop over trials
                     first = first or e
                     b.tried.append(f"{bound.describe()}: {e}")
                 else:
+                    _refuse_a_loss_without_gradient(b, layout)
                     if bound.rows_apart():
                         return (bound.one_a_sequence() or bound).finish()
                     fallback = fallback or bound
@@ -62,6 +63,14 @@ def settle(b: Binder) -> Bound:  # noqa: C901  one loop over trials
         b.plan.open = opened
         raise BindingFailed(reports.open_reason(b), reports.report_open(b, opened))
     raise first
+
+
+def _refuse_a_loss_without_gradient(b: Binder, layout: Layout) -> None:
+    if layout == "arrays" and b.role.name == "policy_loss":
+        raise NotReached(
+            f"{b.loaded.qualname} computes in numpy, through which no gradient flows",
+            "Name the function that training differentiates.",
+        )
 
 
 def _missing(b: Binder, e: Missing) -> BindingFailed:

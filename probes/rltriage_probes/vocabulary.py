@@ -42,6 +42,7 @@ WORDS: dict[str, Word] = {
     for w in (
         _tensor("logits", "[B, T, V] float", "raw output of the model"),
         _tensor("token_ids", "[B, T] long", "ids whose log-probs are taken, or the sequence that a mask is built for"),
+        _tensor("prompt_ids", "[B, P] long", "token ids of the prompts alone, padded in front"),
         _tensor("labels", "[B, T] long", "token ids, -100 where not scored"),
         _tensor("attention_mask", "[B, T] long", "1 on real tokens"),
         _tensor("completion_mask", "[B, T] float", "1 on trained tokens"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,7 +25,6 @@ def advantages(rewards, group_size):
     return ((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + settings.EPS)).flatten()
 """
 NOTED = """
-import os
 with open(os.environ["RLTRIAGE_TEST_IMPORTS"], "a") as f:
     f.write(f"{os.getpid()}\\n")
 """
@@ -155,7 +153,7 @@ async def test_nothing_is_left_when_the_worker_is_closed(project, imports):
 
 def test_a_small_package_and_a_single_file_are_imported_fresh_each_time(project):
     for i in range(nurseries.LARGE):
-        os.remove(project / "vendor" / "frame" / f"part_{i}.py")
+        (project / "vendor" / "frame" / f"part_{i}.py").unlink()
     (project / "algo.py").write_text(ALGO)
 
     def nursery_of(ref: str) -> nurseries.Nursery | None:

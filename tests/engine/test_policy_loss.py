@@ -119,6 +119,15 @@ RIGHT: list[tuple[str, Intent, Intent, tuple[str, ...], str]] = [
     (f"{PLAIN}:where_form", {}, {}, (CLIP, TOKEN), ""),
     (f"{PLAIN}:weighted_reinforce", {}, {}, ("detached ratio times log-prob",), ""),
     (f"{PLAIN}:importance_sampling", {}, {}, ("ratio without clipping", "sum over all tokens"), ""),
+    ("layouts.py:bool_index", {}, {}, (CLIP, TOKEN), ""),
+    ("layouts.py:long_mask", {}, {}, (CLIP, TOKEN), ""),
+    ("layouts.py:ragged", {}, {}, (CLIP, ROWS), ""),
+    ("layouts.py:packed", {}, {}, (CLIP, ROWS), ""),
+    ("layouts.py:combined", {}, {}, (CLIP, TOKEN), ""),
+    ("layouts.py:returns_named", {}, {}, (CLIP, TOKEN), "k3"),
+    ("layouts.py:transposed", {}, {}, (CLIP, TOKEN), ""),
+    ("layouts.py:rollout_ratio", {}, {}, (CLIP, TOKEN), ""),
+    ("layouts.py:decoupled", {}, {}, (CLIP, TOKEN), ""),
     (f"{OBJECTS}:PolicyLoss", {}, {}, (CLIP, TOKEN, "clip_high=0.28"), ""),
     (f"{OBJECTS}:PolicyLoss.forward", {}, {"token_level_loss": False}, (CLIP, ROWS), ""),
     (f"{OBJECTS}:loss_of_rollout", {}, {}, (CLIP, TOKEN), ""),
@@ -166,6 +175,12 @@ def test_k1_in_the_loss_is_a_question_and_not_a_verdict() -> None:
 
     assert named(result) == set()
     assert named(result, "soft") == {"KL-K1-AS-LOSS"}
+
+
+def test_an_objective_that_says_it_is_to_be_maximised_has_the_sign_it_should_have() -> None:
+    result = examine("layouts.py:maximised_objective")
+
+    assert (named(result), named(result, "soft")) == (set(), {"LOSS-SIGN"})
 
 
 def test_a_mean_that_the_caller_can_choose_or_undo_is_only_a_question() -> None:

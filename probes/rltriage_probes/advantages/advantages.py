@@ -89,6 +89,12 @@ GROUP_COUNT = Pitfall(
 WHITEN_PADDING = Pitfall(
     id="ADV-WHITEN-PADDING", family="mask-missing", says="counts padding in the statistics with which it whitens"
 )
+MUTATES = Pitfall(
+    id="ADV-MUTATES-REWARDS", family="aliasing", says="overwrites the rewards of its caller, who logs or uses them afterwards"
+)
+MASK_INVERTED = Pitfall(
+    id="ADV-MASK-INVERTED", family="mask-inverted", says="keeps the advantages on padding and zeroes them on trained tokens"
+)
 NOT_MONOTONE = Pitfall(
     id="ADV-ORDER", family="baseline", says="gives a better sample of a group a lower advantage than a worse one"
 )
@@ -141,6 +147,10 @@ def _groups(subject: Subject, grouped: bool) -> Axis:
     )  # fmt: skip
 
 
+UNSCALED = ("none", "mean", "over tokens", "over samples")
+"""Scales that are no std."""
+
+
 def _baselined(options: Mapping[str, str]) -> bool:
     """Whether baseline and scale show: whitening the batch undoes whatever was subtracted and divided batch-wide."""
     return options["groups"] != "single" and not (options["groups"] == "batch" and options["after"] != "none")
@@ -175,6 +185,8 @@ def _statistics(on_tokens: bool) -> tuple[Axis, ...]:
                 Option(name="batch0", says="std of the batch, ddof=0", source="AReaL std_level=batch"),
                 Option(name="loo", says="leave-one-out std", source="NeMo-RL"),
                 Option(name="mean", says="divided by the group mean", source="MaxRL; SkyRL"),
+                Option(name="over tokens", says="divided by the trained tokens of the batch", source="SkyRL: reduction in the advantages"),
+                Option(name="over samples", says="divided by the number of samples"),
                 probing.as_pitfall("variance", VARIANCE),
                 probing.as_pitfall("std1 across", AXIS),
                 probing.as_pitfall("std0 across", AXIS),
@@ -182,7 +194,7 @@ def _statistics(on_tokens: bool) -> tuple[Axis, ...]:
         ),
         Axis(
             name="guard",
-            when=lambda o: _baselined(o) and o["scale"] not in ("none", "mean"),
+            when=lambda o: _baselined(o) and o["scale"] not in UNSCALED,
             options=(
                 Option(name="add", standing="standard", says="std + eps"),
                 Option(name="inside", says="sqrt(var + eps)", source="whiten in verl, torchtune"),
@@ -482,6 +494,10 @@ def _scaled(r: Tensor, s: Seen, options: Options, knobs: Knobs) -> Tensor:
     centred = s.remember(("centred", baseline, *key), lambda: _centred(r, _statistics_of(r, s, options), baseline))
     if scale == "none":
         out = centred
+    elif scale.startswith("over"):
+        mask = s.inputs["completion_mask"]
+        assert isinstance(mask, Tensor)
+        out = centred / (mask.sum() if scale == "over tokens" else r.numel())
     elif scale == "mean":
         out = centred / (_statistics_of(r, s, options).mean + eps)
     else:
@@ -569,10 +585,16 @@ def run(subject: Subject) -> Iterator[Check]:
     knobs = (
         probing.knob(
             subject, "eps", ("eps",), EPS_USUAL, fit=(1e-10, 1e5), within=(0.0, 1e6),
-            active=lambda o: (_baselined(o) and o["scale"] != "none") or o["after"] == "normalised",
+            active=lambda o: (_baselined(o) and (o["scale"] == "mean" or o["scale"] not in UNSCALED)) or o["after"] == "normalised",
             monotone=(0.0, EPS_SUSPECT),
         ),
     )  # fmt: skip
+    if _keeps_padding(observed[0]):
+        says = "every trained token gets 0, and padding carries the advantages"
+        asks = "do the trained tokens carry the advantages?"
+        yield probing.violation("advantages.mask", asks, says, MASK_INVERTED)
+        for s in observed:
+            s.where = ~s.where if s.where is not None else None
     rows = [narrowing.by_row(s) for s in observed]
     solved = [s for s in rows if s is not None]
     if len(solved) == len(rows):
@@ -580,7 +602,10 @@ def run(subject: Subject) -> Iterator[Check]:
         best = solver.solve(solved, reference, tried, knobs)
     else:
         best = None
+    if best is not None and _divides_by_constant(observed[0], best):
+        best = None
     yield _formula_check(subject, observed, base, best)
+    yield from claims.mutation(subject, observed[0], MUTATES)
     if best is None:
         if not sample_major(subject):
             yield from claims.ordering(subject, _alike(subject.intent), NOT_MONOTONE, SIGN)
@@ -591,9 +616,24 @@ def run(subject: Subject) -> Iterator[Check]:
     yield from claims.rejected(subject, cases(subject.intent)[0])
 
 
+def _keeps_padding(s: Seen) -> bool:
+    if s.where is None:
+        return False
+    return not bool(s.value[s.where].any()) and bool(s.value[~s.where].any())
+
+
+def _divides_by_constant(s: Seen, best: Solution) -> bool:
+    """A bound under the std that no group's std reaches: the division is by a constant, and no eps at all."""
+    if best.options["guard"] != "clamp" or "eps" not in best.knobs or best.options["scale"] in UNSCALED:
+        return False
+    rewards = s.inputs["rewards"]
+    return isinstance(rewards, Tensor) and best.knobs["eps"] > float(rewards.max() - rewards.min())
+
+
 def _expected(subject: Subject, case: Case, best: Solution | None) -> Tensor | None:
     """Advantages of a case under the convention that was found, one a sample; None where that has a pitfall."""
-    if best is None or best.pitfalls or best.options["groups"] != "own":
+    over_batch = best is not None and (best.options["after"] != "none" or best.options["scale"].startswith(("batch", "over")))
+    if best is None or best.pitfalls or best.options["groups"] != "own" or over_batch:
         return None
     n = case.inputs["rewards"].numel()
     s = probing.seen(case.name, case.inputs, Observation(value=torch.zeros(n, dtype=torch.float64)))
@@ -652,15 +692,19 @@ def _severity(subject: Subject, best: Solution, named: list[Named]) -> Severity:
         return "hard" if probing.claims(subject, *ADJACENT, *SAMPLE_MAJOR) else "soft"
     if ids == {SCALE_UNDECLARED.id}:
         switched = "scale_rewards" in subject.bound.names | set(subject.bound.settings)
-        return "soft" if switched or best.options["scale"] == "none" else "hard"
+        return "soft" if switched or best.options["scale"] not in ("mean", "std1", "std0") else "hard"
     return "hard"
 
 
 def _flag_named(subject: Subject, best: Solution) -> list[Named]:
     """The scale against the function's own option and against the declared algorithm."""
     flag = subject.bound.settings.get("scale_rewards")
-    scaled = best.options["groups"] != "single" and best.options["scale"] not in ("none", "mean")
+    scaled = best.options["groups"] != "single" and best.options["scale"] not in UNSCALED
     algorithm = str(subject.intent.get("algorithm", "")).lower()
+    promised = probing.claims(subject, r"(std|standard deviation) (of )?1\b", r"unit (std|variance)", r"(divided|scaled) by .{0,12}(std|standard)")
+    if best.options["scale"] == "mean" and promised and not probing.claims(subject, r"maxrl", r"by .{0,16}\bmean\b"):
+        says = "divides by the mean of the group, where its documentation speaks of the std"
+        return [Named(pitfall=SCALE_UNDECLARED.id, family=SCALE_UNDECLARED.family, says=says)]
     if flag is False and scaled:
         return [Named(pitfall=SCALE_FLAG.id, family=SCALE_FLAG.family, says=SCALE_FLAG.says)]
     wrong = (algorithm == "dr_grpo" and scaled) or (algorithm == "grpo" and not scaled and flag is None)
@@ -747,7 +791,7 @@ ROLE = Role(
     pitfalls=(
         EPSILON, NO_EPSILON, SIGN, NO_BASELINE, BATCH_BASELINE, INTERLEAVED, AXIS, RESHAPED, TILED, VARIANCE,
         UNEVEN, SINGLETON, UNMASKED_SCORE, STEP_MASK, IDS_IGNORED, LOO_DIVISOR, EPS_MISPLACED, SCALE_FLAG,
-        SCALE_UNDECLARED, GROUP_COUNT, WHITEN_PADDING, NOT_MONOTONE,
+        SCALE_UNDECLARED, GROUP_COUNT, WHITEN_PADDING, MUTATES, MASK_INVERTED, NOT_MONOTONE,
         claims.ABSTAINED, claims.REJECTED,
     ),
 )  # fmt: skip

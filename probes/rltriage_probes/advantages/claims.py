@@ -112,6 +112,14 @@ NO_VOTE = (
 """What documentation says when a missing reward must not count."""
 
 
+def mutation(subject: Subject, s: Seen, pitfall: Pitfall) -> Iterator[Check]:
+    """The caller's rewards go on to the log: a function that means to change them says so."""
+    if "rewards" not in s.mutated or probing.claims(subject, r"in.?place|mutat|overwrit|modif|writes", r"rewards? (is|are) replaced"):
+        return
+    says = "the caller's rewards are other numbers after the call, so what is logged or used next is not the reward"
+    yield probing.violation("advantages.aliasing", "are the caller's rewards left alone?", says, pitfall)
+
+
 def unscored(subject: Subject, case: Case, expected: Callable[[Case], Tensor | None]) -> Iterator[Check]:
     """A reward that is missing: where the function says that it copes, it must not harm its group.
 

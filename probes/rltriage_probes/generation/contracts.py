@@ -108,6 +108,10 @@ _ALL_BLOCKS = prose(
     r"\b(all|every|each|any)\b[^.;]{0,30}\b(blocks?|reasoning|thinking|think\w* \w+|thoughts?)\b|"
     r"\b(reasoning|thinking|think|thought)\w*[ -]?(blocks|sections|segments|spans)\b|\binterleaved\b"
 )
+_LAST_CLOSE = prose(
+    r"\b(last|final)\b[^.;]{0,20}(</?\W?\w+|\bclos\w*|\btags?\b|\bmarkers?\b|\bblocks?\b|\bdelimiters?\b)|"
+    r"\bclos\w*[^.;]{0,40}\b(several times|more than once|twice|again)\b"
+)
 _REST = prose(
     r"\bwhat is left\b|\brest\b|\bremain\w*|\beverything else\b|\boutside\b|\bbetween (the|two|them)\b|\bvisible text\b|"
     r"\ball (the )?visible\b|\bother text\b"
@@ -162,6 +166,8 @@ class Contract:
     """White space counts, too."""
     all_blocks: bool
     """Several blocks of reasoning are spoken of."""
+    last_close: bool
+    """The answer stands behind the last marker."""
     rest: bool
     """Whatever stands outside the blocks is spoken of."""
     keeps_calls: bool
@@ -193,6 +199,7 @@ def contract_of(reading: Reading) -> Contract:
         stops_at_eos=bool(_EOS.search(reading.prose)),
         verbatim=bool(_VERBATIM.search(doc)),
         all_blocks=bool(_ALL_BLOCKS.search(doc)),
+        last_close=bool(_LAST_CLOSE.search(doc)),
         rest=bool(_REST.search(doc)),
         keeps_calls=bool(_KEEPS_CALLS.search(doc)),
         keeps_stop=bool(_KEEPS_STOP.search(doc)),

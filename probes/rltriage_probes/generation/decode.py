@@ -374,7 +374,8 @@ def _two_blocks(exam: _Exam) -> Iterator[Check]:
     given = f"{quote(shape.raw)} gives {quote(text.value)}"
     severity: Severity = "hard" if exam.contract.all_blocks else "soft"
     if shapes.survival(shape.answer, text.text) in ("damaged", "gone"):
-        yield violates(probe, asks, f"the answer behind the second block is gone: {given}", STRIP, severity=severity)
+        lost: Severity = "hard" if exam.contract.all_blocks or exam.contract.last_close else "soft"
+        yield violates(probe, asks, f"the answer behind the second block is gone: {given}", STRIP, severity=lost)
     elif shape.inner in text.text:
         yield violates(probe, asks, f"only the first block of reasoning is taken out: {given}", LEAK, severity=severity)
     elif shapes.BETWEEN.strip() not in text.text and exam.contract.rest and exam.contract.all_blocks:
@@ -551,6 +552,7 @@ ROLE = Role(
         "completion_mask",
         "attention_mask",
         "prompt_length",
+        "prompt_ids",
         "eos_token_id",
         "pad_token_id",
         "prompts",

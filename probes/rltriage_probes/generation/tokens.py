@@ -36,6 +36,7 @@ _JUNK = "zebra junk"
 _LONG = "This row was cut off by the length limit and so it has no end token at all, as happens"
 _FOREIGN = "Sí, 日本 ✓"
 _PROMPT = "Name it: §"
+_SHORT_PROMPT = "Go: §"
 
 
 class Tokenizer:
@@ -164,20 +165,27 @@ def _rollout(tok: Tokenizer, pair: Pair) -> list[_Row]:
     ]
 
 
-def _inputs(tok: Tokenizer, rollout: Sequence[_Row], prompt: bool) -> dict[str, Any]:
+def _inputs(tok: Tokenizer, rollout: Sequence[_Row], prompt: bool, uneven: bool = False) -> dict[str, Any]:
     """The rows right-padded into tensors, behind the prompt's columns where the function cuts those off."""
     import torch
 
     width = max(len(r.ids) for r in rollout)
     front = tok.encode(_PROMPT) if prompt else []
+    # where the prompts come along as rows of their own, they have different lengths, and are padded in front
+    short = tok.encode(_SHORT_PROMPT) if uneven else front
+    fronts = [front if i % 2 == 0 else short for i in range(len(rollout))]
+    gaps = [len(front) - len(f) for f in fronts]
 
     def filled(values: Iterable[int], first: Sequence[int], filler: int) -> list[int]:
         row = [*first, *values]
         return row + [filler] * (width + len(first) - len(row))
 
+    heads = [[tok.pad_token_id] * g + f for g, f in zip(gaps, fronts, strict=True)]
+    seen = [[0] * g + [1] * len(f) for g, f in zip(gaps, fronts, strict=True)]
     return {
-        "token_ids": torch.tensor([filled(r.ids, front, tok.pad_token_id) for r in rollout]),
-        "attention_mask": torch.tensor([filled(r.real, [1] * len(front), 0) for r in rollout]),
+        "prompt_ids": torch.tensor(heads),
+        "token_ids": torch.tensor([filled(r.ids, h, tok.pad_token_id) for r, h in zip(rollout, heads, strict=True)]),
+        "attention_mask": torch.tensor([filled(r.real, s, 0) for r, s in zip(rollout, seen, strict=True)]),
         "completion_mask": torch.tensor([filled(r.own, [0] * len(front), 0) for r in rollout]).float(),
         "lengths": torch.tensor([sum(r.real) for r in rollout]),
         "prompt_length": len(front),
@@ -190,12 +198,17 @@ def _inputs(tok: Tokenizer, rollout: Sequence[_Row], prompt: bool) -> dict[str, 
     }
 
 
+def _given(subject: Subject, tok: Tokenizer, rollout: Sequence[_Row], prompt: bool) -> dict[str, Any]:
+    return _inputs(tok, rollout, prompt, uneven="prompt_ids" in subject.bound.names)
+
+
 def example_inputs(raws: Sequence[str]) -> dict[str, Any]:
     """The same texts as ids, for the binder; without torch only the texts."""
     try:
         tok = Tokenizer()
         rollout = [_row(tok, "plain", [(r, 1, 1), (tok.eos_token, 1, 1)], r) for r in raws]
-        return _inputs(tok, rollout, prompt=False)
+        inputs = _inputs(tok, rollout, prompt=False)
+        return {**inputs, "prompt_ids": inputs["token_ids"][:, :0]}
     except ImportError:
         return {}
 
@@ -204,9 +217,9 @@ def run(subject: Subject, markers: Markers, contract: Contract) -> Iterator[Chec
     """Checks of a decoder that takes ids."""
     tok = Tokenizer(markers)
     rollout = _rollout(tok, markers.reasoning)
-    prompt = "prompt_length" in subject.bound.names
+    prompt = bool(subject.bound.names & {"prompt_length", "prompt_ids"})
     try:
-        texts = _decoded(subject, _inputs(tok, rollout, prompt), rollout)
+        texts = _decoded(subject, _given(subject, tok, rollout, prompt), rollout)
     except CallFailed as e:
         yield from _raised(subject, tok, rollout, prompt, e)
         return
@@ -282,7 +295,7 @@ def _raised(subject: Subject, tok: Tokenizer, rollout: Sequence[_Row], prompt: b
     probe, asks = "decode.raises", "does every row come through without an exception?"
     good = rollout[:1]
     try:
-        plain = _decoded(subject, _inputs(tok, good, prompt), good)
+        plain = _decoded(subject, _given(subject, tok, good, prompt), good)
     except CallFailed:
         plain = None
     if plain is None or not plain[0].text.strip():
@@ -290,7 +303,7 @@ def _raised(subject: Subject, tok: Tokenizer, rollout: Sequence[_Row], prompt: b
         return
     for row in rollout[1:]:
         try:
-            _decoded(subject, _inputs(tok, [row], prompt), [row])
+            _decoded(subject, _given(subject, tok, [row], prompt), [row])
         except CallFailed as worse:
             says = f"raises on a row of this kind: {row.name}; {worse.error} at {worse.where}"
             yield violates(probe, asks, says, _RAISES, severity="hard" if accidental(worse) else "soft")
@@ -338,7 +351,7 @@ def _order(
             says = f"the text of row {i} comes out in place {elsewhere[0]}: {quote(row.answer)} gives {quote(text.value)}"
             return violates(probe, asks, says, ORDER)
     try:
-        turned = _decoded(subject, _inputs(tok, rollout[::-1], prompt), rollout[::-1])
+        turned = _decoded(subject, _given(subject, tok, rollout[::-1], prompt), rollout[::-1])
     except CallFailed:
         return None
     for (row, text), other in zip(got, (turned or [])[::-1], strict=False):
@@ -368,7 +381,7 @@ def _second_end(subject: Subject, tok: Tokenizer, prompt: bool) -> Iterator[Chec
         _row(tok, "ends at the second end token", [("It is Lima.", 1, 1), (tok.turn_token, 1, 1), (_JUNK, 0, 0)], "It is Lima."),
         _row(tok, "ends at the first end token", [("It is Quito.", 1, 1), (tok.eos_token, 1, 1), (_JUNK, 0, 0)], "It is Quito."),
     ]  # fmt: skip
-    inputs = {**_inputs(tok, rollout, prompt), "eos_token_id": [tok.eos_token_id, tok.turn_token_id]}
+    inputs = {**_given(subject, tok, rollout, prompt), "eos_token_id": [tok.eos_token_id, tok.turn_token_id]}
     try:
         texts = _decoded(subject, inputs, rollout)
     except (CallFailed, TypeError):
@@ -389,7 +402,7 @@ def _ignored(subject: Subject, markers: Markers, prompt: bool) -> Iterator[Check
     probe, asks = "decode.ignored", "does it cope with -100 among the ids?"
     tok = Tokenizer(markers, ordinary_zero=True)
     rollout = _rollout(tok, markers.reasoning)[:2]
-    inputs = _inputs(tok, rollout, prompt)
+    inputs = _given(subject, tok, rollout, prompt)
     ids = inputs["token_ids"].clone()
     ids[ids == tok.pad_token_id] = -100
     try:
@@ -422,7 +435,7 @@ def _left(
         return
     probe, asks = "decode.left", "does it cope with padding in front?"
     rows_ = [r for r in rollout[:2]]
-    inputs = _inputs(tok, rows_, prompt)
+    inputs = _given(subject, tok, rows_, prompt)
     flipped = {
         k: _shifted(v, [len(r.ids) for r in rows_]) if k in ("token_ids", "attention_mask", "completion_mask") else v
         for k, v in inputs.items()
@@ -453,7 +466,7 @@ def _special(
     tok = Tokenizer(markers, special=True)
     rollout = _rollout(tok, markers.reasoning)
     try:
-        texts = _decoded(subject, _inputs(tok, rollout, prompt), rollout)
+        texts = _decoded(subject, _given(subject, tok, rollout, prompt), rollout)
     except CallFailed:
         return
     usual = got[2][1].text

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rltriage_probes import probing, solver, tolerance
 from rltriage_probes.contract import Agrees, Check, Named
+from rltriage_probes.invoke import cotangent
 from rltriage_probes.logprobs import scoring
 from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
 from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
@@ -56,6 +57,14 @@ TEMPERATURE_HALF = Pitfall(
     says="divides either the logit or the log-sum-exp by the temperature, but not both",
 )
 MASK_SHIFT = Pitfall(id="LOGP-MASK-SHIFT", family="shift", says="zeroes log-probs with the mask of another position")
+DOUBLE = Pitfall(id="LOGP-DOUBLE-SOFTMAX", family="normalisation", says="takes the log-softmax of probabilities")
+FLATTENED = Pitfall(id="LOGP-FLATTEN", family="axis", says="flattens the logits in another order than the tokens")
+NORMALISER_CUT = Pitfall(
+    id="LOGP-NORMALISER-DETACHED", family="gradient-cut", says="lets no gradient through the log-sum-exp"
+)
+PADDING_INF = Pitfall(
+    id="LOGP-PADDING-INF", family="nonfinite", says="puts inf or NaN on padding, which no later mask can remove"
+)
 FLOOR = Pitfall(id="LOGP-FLOOR", family="epsilon", says="adds a constant to the probability that hides unlikely tokens")
 UNSTABLE = Pitfall(
     id="LOGP-OVERFLOW", family="nonfinite", says="exponentiates the logits without subtracting their maximum"
@@ -79,6 +88,7 @@ _ALIGNED = (
     probing.as_pitfall("behind", SHIFT),
     probing.as_pitfall("two ahead", SHIFT),
     probing.as_pitfall("late", SHIFT),
+    probing.as_pitfall("time-major", FLATTENED),
 )
 _INSIDE = (
     Option(name="inside", standing="standard", says="shifts inside"),
@@ -86,6 +96,7 @@ _INSIDE = (
     probing.as_pitfall("unshifted late", SHIFT),
     probing.as_pitfall("backwards", SHIFT),
     probing.as_pitfall("rolled back", SHIFT),
+    probing.as_pitfall("time-major inside", FLATTENED),
 )
 _LAST = (
     Option(name="last inside", standing="standard", says="shifts inside, keeps the completion"),
@@ -103,6 +114,7 @@ _NORMAL = Axis(
         probing.as_pitfall("maximum", MAXIMUM),
         probing.as_pitfall("over positions", AXIS),
         probing.as_pitfall("greedy", GREEDY),
+        probing.as_pitfall("twice", DOUBLE),
     ),
 )
 
@@ -253,9 +265,14 @@ def _table(s: Seen, options: Options, t: float, floor: float) -> Tensor:
     table = {
         "log_softmax": lambda: z - lse, "floored": lambda: ((z - lse).exp() + floor).log(), "flipped": lambda: lse - z, "raw": lambda: z,
         "probability": lambda: (z - lse).exp(), "maximum": lambda: z - z.amax(-1, keepdim=True),
-        "over positions": lambda: z.log_softmax(1), "greedy": lambda: (z - lse).amax(-1, keepdim=True).expand_as(z),
+        "twice": lambda: (z - lse).exp().log_softmax(-1), "over positions": lambda: z.log_softmax(1), "greedy": lambda: (z - lse).amax(-1, keepdim=True).expand_as(z),
     }[normal]()  # fmt: skip
     return table / t if where == "after" else table
+
+
+def _time_major(table: Tensor) -> Tensor:
+    """Rows flattened position by position and cut as if they had been flattened sequence by sequence."""
+    return table.transpose(0, 1).reshape(table.shape)
 
 
 def _picked(table: Tensor, ids: Tensor, align: str, like: Tensor, normal: str) -> Tensor:
@@ -267,6 +284,8 @@ def _picked(table: Tensor, ids: Tensor, align: str, like: Tensor, normal: str) -
         "current": lambda: (table.roll(1, 1), ids),
         "behind": lambda: (table, ids.roll(1, 1)),
         "two ahead": lambda: (table, ids.roll(-2, 1)),
+        "time-major": lambda: (_time_major(table), ids),
+        "time-major inside": lambda: (_time_major(table[:, :-1]), ids[:, 1:]),
         "late": lambda: (table.roll(-1, 1), ids.roll(-1, 1)),
         "rolled back": lambda: (table[:, :-1], ids.roll(1, 1)[:, :-1]),
         "inside": lambda: (table[:, :-1], ids[:, 1:]),
@@ -323,6 +342,7 @@ def run(subject: Subject) -> Iterator[Check]:
     if best is None:
         yield from _bounds(subject, observed[0])
         return
+    yield from _padding_values(subject, observed[0])
     if "cu_seqlens" in subject.bound.names:
         yield _borders(observed[0])
     elif not best.pitfalls:
@@ -428,13 +448,7 @@ def _gradient(subject: Subject, s: Seen, best: Solution) -> Iterator[Check]:
     asks = "does the gradient equal that of a log-softmax?"
     z = s.inputs["logits"]
     assert isinstance(z, Tensor)
-    leaf = z.clone().requires_grad_(True)
-    copy = Seen(case=s.case, inputs={**s.inputs, "logits": leaf}, value=s.value, grads={}, dtype=s.dtype)
-    copy.cache.update({k: v for k, v in s.cache.items() if k == "labels"})
-    want = reference(copy, best.options, best.knobs).value
-    from rltriage_probes.invoke import cotangent
-
-    (g,) = torch.autograd.grad((want * cotangent(want.shape).double()).sum(), leaf)
+    g = _reference_gradient(s, best.options, best.knobs)
     rows = s.where
     if best.options["align"] in ("inside", "last inside"):
         full = torch.zeros(z.shape[:2], dtype=torch.bool)
@@ -443,11 +457,42 @@ def _gradient(subject: Subject, s: Seen, best: Solution) -> Iterator[Check]:
     elif best.options["align"] == "current":
         rows = rows.roll(-1, 1)
     found = tolerance.gap("gradient of logits", s.case, got[rows], g[rows], s.dtype)
+    cut = _reference_gradient(s, {**best.options, "normal": "raw"}, best.knobs)
     if found is None:
         yield probing.holds("logprobs.gradient", asks, "gradient of a log-softmax")
+    elif tolerance.equal(got[rows], cut[rows], s.dtype):
+        says = "the gradient is that of the picked logit alone: none flows through the log-sum-exp"
+        yield probing.violation("logprobs.gradient", asks, says, NORMALISER_CUT, gap=found)
     else:
         says = "the values are right but their gradient is not that of a log-softmax"
         yield Check(probe="logprobs.gradient", asks=asks, outcome=probing.diverges(says, found))
+
+
+def _reference_gradient(s: Seen, options: Options, knobs: Knobs) -> Tensor:
+    """d/dlogits of the sum of the log-probs, weighted with the cotangent, [B, T, V]."""
+    z = s.inputs["logits"]
+    assert isinstance(z, Tensor)
+    leaf = z.clone().requires_grad_(True)
+    copy = Seen(case=s.case, inputs={**s.inputs, "logits": leaf}, value=s.value, grads={}, dtype=s.dtype)
+    copy.cache.update({k: v for k, v in s.cache.items() if k == "labels"})
+    want = reference(copy, options, knobs).value
+    (g,) = torch.autograd.grad((want * cotangent(want.shape).double()).sum(), leaf)
+    return g
+
+
+def _padding_values(subject: Subject, s: Seen) -> Iterator[Check]:
+    """What stands on masked positions: any number will do, but inf and NaN survive a multiplication by 0."""
+    told = {"attention_mask", "completion_mask"} & subject.bound.names
+    if not told or s.value.dim() != 2 or s.where is None:
+        return
+    asks = "can padding be masked out afterwards?"
+    mask = torch.stack([s.inputs[w] for w in told]).amin(0)[:, -s.value.shape[1] :] > 0  # type: ignore[arg-type]
+    if bool(s.value[~mask].isfinite().all()):
+        yield probing.holds("logprobs.padding-values", asks, "finite on padding")
+        return
+    promised = probing.claims(subject, r"(padding|padded|masked|outside)\b.{0,60}\b0\b", r"\b0(\.0)? (on|at|for|outside|where)\b")
+    says = "padding holds inf or NaN, which survives a multiplication by the mask"
+    yield probing.violation("logprobs.padding-values", asks, says, PADDING_INF, severity="hard" if promised else "soft")
 
 
 def _stable(subject: Subject, s: Seen) -> Iterator[Check]:
@@ -498,6 +543,6 @@ ROLE = Role(
     run=run,
     pitfalls=(
         SIGN, RAW, PROBABILITY, MAXIMUM, AXIS, GREEDY, SHIFT, TEMPERATURE_IGNORED, TEMPERATURE_AFTER,
-        TEMPERATURE_INVERTED, TEMPERATURE_TWICE, TEMPERATURE_HALF, MASK_SHIFT, FLOOR, UNSTABLE, PACKED, NO_ATTENTION_MASK, POSITIVE,
+        TEMPERATURE_INVERTED, TEMPERATURE_TWICE, TEMPERATURE_HALF, MASK_SHIFT, FLOOR, DOUBLE, FLATTENED, NORMALISER_CUT, PADDING_INF, UNSTABLE, PACKED, NO_ATTENTION_MASK, POSITIVE,
     ),
 )  # fmt: skip

@@ -25,12 +25,18 @@ ASKS = "are exactly the sampled tokens trained, the end token among them?"
 PROMPT, WIDTH = 3, 7
 EOS, PAD = 2, 0
 
-DROPS_EOS = Pitfall(id="MASK-DROPS-EOS", family="pad-eos", says="ends before the sampled end token, so stopping is never trained")
-BY_ID = Pitfall(id="MASK-BY-ID", family="pad-eos", says="masks by token id, which removes every end token and keeps what follows it")
+DROPS_EOS = Pitfall(
+    id="MASK-DROPS-EOS", family="pad-eos", says="ends before the sampled end token, so stopping is never trained"
+)
+BY_ID = Pitfall(
+    id="MASK-BY-ID", family="pad-eos", says="masks by token id, which removes every end token and keeps what follows it"
+)
 ALL = Pitfall(id="MASK-ALL-ONES", family="mask-missing", says="trains the padding behind the end token")
 ONE_MORE = Pitfall(id="MASK-ONE-LATE", family="shift", says="trains one token behind the end token")
 LAST = Pitfall(id="MASK-LAST-EOS", family="pad-eos", says="trains up to the last end token, which may be padding")
-NO_EOS = Pitfall(id="MASK-NO-EOS-ROW", family="truncation", says="keeps only the first token of a completion that has no end token")
+NO_EOS = Pitfall(
+    id="MASK-NO-EOS-ROW", family="truncation", says="keeps only the first token of a completion that has no end token"
+)
 INVERTED = Pitfall(id="MASK-INVERTED", family="mask-inverted", says="is 1 on the padding and 0 on the sampled tokens")
 PROMPT_TOO = Pitfall(id="MASK-PROMPT", family="mask-leak", says="trains tokens of the prompt")
 
@@ -87,7 +93,10 @@ def _ids(intent: Mapping[str, Any]) -> tuple[int, int]:
 def axes(subject: Subject, s: Seen) -> tuple[Axis, ...]:
     named = re.search(r"def\s+\w*(pad|ignor|exclud)\w*\(", subject.source)
     padding = named is not None or probing.claims(
-        subject, r"true (=|for|at|on|where)?\s*(is\s*)?(the\s*)?pad", r"1\s*(=|on|for|where|at)\s*(the\s*)?pad", r"padding mask"
+        subject,
+        r"true (=|for|at|on|where)?\s*(is\s*)?(the\s*)?pad",
+        r"1\s*(=|on|for|where|at)\s*(the\s*)?pad",
+        r"padding mask",
     )
     one_id = s.inputs["eos_token_id"] == s.inputs["pad_token_id"]
     # with one id for both, only an attention mask can still tell the sampled end token from padding
@@ -158,7 +167,9 @@ def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     if options["polarity"] == "inverted":
         value = 1 - value
     if s.value.shape[1] > completion.shape[1]:
-        front = torch.full((value.shape[0], prompt), 1.0 if options["prompt"] == "trained" else 0.0, dtype=torch.float64)
+        front = torch.full(
+            (value.shape[0], prompt), 1.0 if options["prompt"] == "trained" else 0.0, dtype=torch.float64
+        )
         value = torch.cat([front, value], 1)
         if s.value.shape[1] == value.shape[1] - 1:
             value = value[:, 1:]
@@ -196,7 +207,16 @@ ROLE = Role(
     name="completion_mask",
     stage="loss",
     asks="token ids of completions -> mask [B, T], 1 on trained tokens",
-    takes=("token_ids", "eos_token_id", "pad_token_id", "prompt_length", "attention_mask", "completion_length", "lengths", "tokenizer"),
+    takes=(
+        "token_ids",
+        "eos_token_id",
+        "pad_token_id",
+        "prompt_length",
+        "attention_mask",
+        "completion_length",
+        "lengths",
+        "tokenizer",
+    ),
     needs=(("token_ids",),),
     returns="mask",
     example=example,

@@ -16,13 +16,20 @@ from torch import Tensor
 from rltriage_probes import probing
 from rltriage_probes.model import Axis, Option, Pitfall, Subject
 
-ESTIMATOR = Pitfall(id="KL-ESTIMATOR", family="kl-estimator", says="computes another KL estimator than the declared one")
+ESTIMATOR = Pitfall(
+    id="KL-ESTIMATOR", family="kl-estimator", says="computes another KL estimator than the declared one"
+)
 K1_LOSS = Pitfall(
     id="KL-K1-AS-LOSS", family="kl-estimator", says="differentiates the plain log-ratio, whose expected gradient is 0"
 )
 REVERSED = Pitfall(id="KL-REVERSED", family="kl-direction", says="exchanges policy and reference inside the estimator")
 SIGN = Pitfall(id="KL-SIGN", family="sign", says="has the opposite sign, so drifting from the reference is rewarded")
-DETACHED = Pitfall(id="KL-DETACHED", family="gradient-cut", says="cuts the gradient of the KL term, so it restrains nothing")
+DETACHED = Pitfall(
+    id="KL-DETACHED", family="gradient-cut", says="cuts the gradient of the KL term, so it restrains nothing"
+)
+NO_SQUARE = Pitfall(
+    id="KL-K2-NO-SQUARE", family="kl-estimator", says="halves the absolute log-ratio instead of its square"
+)
 NOT_ZERO = Pitfall(
     id="KL-NOT-ZERO", family="kl-estimator", says="leaves out a term of the k3 estimator, the -1 or the log-ratio"
 )
@@ -61,6 +68,7 @@ def estimator_axis(*, with_ratio: bool, wanted: str = "", pitfall: Pitfall | Non
         Option(name="k1 clamped", says="KL estimator k1, clamped", source="OpenRLHF"),
         Option(name="k2 clamped", says="KL estimator k2, clamped", source="OpenRLHF"),
         Option(name="k3+", says="value k3 with the gradient of k2", source="verl k3+"),
+        probing.as_pitfall("half abs", NO_SQUARE),
         probing.as_pitfall("k3 without -1", NOT_ZERO),
         probing.as_pitfall("k3 without -r", NOT_ZERO),
     ]
@@ -77,7 +85,9 @@ def estimator_axis(*, with_ratio: bool, wanted: str = "", pitfall: Pitfall | Non
 def direction_axis(subject: Subject, when: Callable[[Mapping[str, str]], bool] | None = None) -> Axis:
     """Which of the two policies comes first; the other order is right where the function says that it means it."""
     says_so = probing.claims(subject, r"kl\s*\(\s*(p_|pi_|π_)?ref", r"forward[ -]kl")
-    other = Option(name="reversed", says="KL(reference || policy)") if says_so else probing.as_pitfall("reversed", REVERSED)
+    other = (
+        Option(name="reversed", says="KL(reference || policy)") if says_so else probing.as_pitfall("reversed", REVERSED)
+    )
     return Axis(name="direction", options=(Option(name="own", standing="standard"), other), when=when)
 
 
@@ -92,6 +102,7 @@ def estimate(name: str, logp: Tensor, ref: Tensor, ratio: Callable[[], Tensor]) 
         "k3 without -1": lambda: r.exp() - r,
         "k3 without -r": lambda: r.exp() - 1,
         "abs": r.abs,
+        "half abs": lambda: r.abs() / 2,
         "square": r.square,
         "k3 clamped": lambda: (r.clamp(-20, 20).exp() - r.clamp(-20, 20) - 1).clamp(-10, 10),
         "k1 clamped": lambda: (-r).clamp(-10, 10),

@@ -44,9 +44,14 @@ def axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
     """Estimator, direction, sign, gradient; and the mean where the function averages."""
     with_ratio = bool(subject.bound.names & {"old_logprobs", "ratio"})
     return (
-        estimators.estimator_axis(with_ratio=with_ratio, wanted=estimators.wanted(subject), pitfall=estimators.ESTIMATOR),
+        estimators.estimator_axis(
+            with_ratio=with_ratio, wanted=estimators.wanted(subject), pitfall=estimators.ESTIMATOR
+        ),
         estimators.direction_axis(subject),
-        Axis(name="sign", options=(Option(name="plus", standing="standard"), probing.as_pitfall("minus", estimators.SIGN))),
+        Axis(
+            name="sign",
+            options=(Option(name="plus", standing="standard"), probing.as_pitfall("minus", estimators.SIGN)),
+        ),
         surrogate.aggregation(subject, reduced),
         surrogate.masking(subject, reduced),
     )
@@ -145,7 +150,7 @@ ROLE = Role(
     example=example,
     run=run,
     pitfalls=(
-        estimators.ESTIMATOR, estimators.REVERSED, estimators.SIGN, estimators.NOT_ZERO, estimators.OVERFLOW,
+        estimators.ESTIMATOR, estimators.REVERSED, estimators.SIGN, estimators.NOT_ZERO, estimators.NO_SQUARE, estimators.OVERFLOW,
         surrogate.AGGREGATION,
         surrogate.PADDED_DENOMINATOR, surrogate.MASK_MISSING, surrogate.MASK_INVERTED, surrogate.MASK_SHIFT,
         surrogate.MASK_NUMERATOR,

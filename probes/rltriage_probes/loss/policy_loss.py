@@ -29,7 +29,9 @@ NO_GRADIENT = Pitfall(
     id="LOSS-NO-GRADIENT", family="gradient-cut", says="returns a loss that no gradient flows through"
 )
 WRONG_WAY = Pitfall(
-    id="LOSS-WRONG-WAY", family="sign", says="pushes tokens with a positive advantage down and those with a negative one up"
+    id="LOSS-WRONG-WAY",
+    family="sign",
+    says="pushes tokens with a positive advantage down and those with a negative one up",
 )
 MIXED_ROW = Pitfall(
     id="LOSS-MIXED-ROW", family="axis", says="gives tokens of one response gradients of opposite direction on-policy"
@@ -68,7 +70,9 @@ def seeded(name: str) -> Case:
 
 
 def _filled(name: str, logp: Tensor, old: Tensor, ref: Tensor, advantages: Tensor, mask: Tensor) -> Case:
+    """A critic that is right everywhere, so that a value loss in the same function is 0."""
     b, t = mask.shape
+    values = torch.linspace(-1.0, 1.0, b * t).view(b, t)
     return Case(
         name=name,
         inputs={
@@ -77,6 +81,7 @@ def _filled(name: str, logp: Tensor, old: Tensor, ref: Tensor, advantages: Tenso
             "ratio": (logp - old).exp(), "log_ratio": logp - old, "negative_log_ratio": old - logp,
             "entropies": torch.zeros(b, t), "token_count": 1.5 * float(mask.sum()), "row_count": float(b),
             "token_ids": torch.arange(b * t).view(b, t) % 9 + 3, "max_completion_length": surrogate.PASSED_LENGTH, "group_size": 2,
+            "values": values, "old_values": values.clone(), "returns": values.clone(),
         },
     )  # fmt: skip
 
@@ -98,7 +103,9 @@ class Parts:
 def observe(subject: Subject, case: Case) -> tuple[Seen, Seen, bool]:
     """The surrogate alone, the rest alone, and whether any gradient came. Raises `CallFailed`."""
     full = surrogate.flat(probing.observe(subject, case, WRT))
-    rest = surrogate.flat(probing.observe(subject, case, WRT, {"advantages": torch.zeros_like(case.inputs["advantages"])}))
+    rest = surrogate.flat(
+        probing.observe(subject, case, WRT, {"advantages": torch.zeros_like(case.inputs["advantages"])})
+    )
     grads = {k: full.grads.get(k, 0.0) - rest.grads.get(k, 0.0) for k in {*full.grads, *rest.grads}}
     policy = Seen(
         case=case.name, inputs=full.inputs, value=full.value - rest.value,
@@ -130,6 +137,7 @@ SEQUENCE_WEIGHTED = Option(
     says="k3 times the ratio of the sequence",
     source="TRL GRPOTrainer: use_bias_correction_kl with importance_sampling_level = sequence",
 )
+
 
 def rest_reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     """β · agg(KL) of one case, advantages being 0."""
@@ -194,7 +202,9 @@ def rest_axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
 def clip_knobs(subject: Subject) -> tuple[Knob, ...]:
     """Clip distances, caps and the constant denominator: known, written in the function, or usual."""
     clipping = lambda o: o["surrogate"] in surrogate.CLIPPING  # noqa: E731
-    apart = lambda o: (clipping(o) and o["bounds"] in ("apart", "high for both")) or o["surrogate"] in surrogate.UPPER_ONLY  # noqa: E731
+    apart = lambda o: (
+        (clipping(o) and o["bounds"] in ("apart", "high for both")) or o["surrogate"] in surrogate.UPPER_ONLY
+    )  # noqa: E731
     return (
         _clip_knob(subject, "clip_low", ("clip_low", "clip"), (0.2, 3e-4, 0.1), clipping, fit=(1e-4, 5.0)),
         _clip_knob(subject, "clip_high", ("clip_high", "clip"), (0.28, 4e-4, 0.272, 0.2), apart),
@@ -222,7 +232,12 @@ def _clip_knob(
         for x in subject.literals
         if 1e-5 <= x < (3.0 if upper else 1.0) and x != 1.0
     ]
-    return Knob(name=name, values=tuple(dict.fromkeys([*written[:6], *usual]))[: max(len(written[:6]) + 1, 3)], active=active, fit=fit)
+    return Knob(
+        name=name,
+        values=tuple(dict.fromkeys([*written[:6], *usual]))[: max(len(written[:6]) + 1, 3)],
+        active=active,
+        fit=fit,
+    )
 
 
 def beta_knob(subject: Subject) -> Knob:
@@ -293,11 +308,17 @@ def _policy_check(subject: Subject, parts: Parts, policy: Solution | None) -> Ch
     if policy is None:
         outcome = _nearest(subject, parts, axes)
     else:
-        shown = {k: v for k, v in policy.knobs.items() if k != "length" or "max_completion_length" not in subject.bound.names}
+        shown = {
+            k: v for k, v in policy.knobs.items() if k != "length" or "max_completion_length" not in subject.bound.names
+        }
         convention = solver.convention(axes, policy, shown)
         if policy.pitfalls:
-            gap = probing.distance(parts.policy, surrogate.reference, probing.right_twin(axes, policy), _all_knobs(policy))
-            named = [_without_graph(n) if not parts.graph else n for n in solver.named(policy.pitfalls, dict(policy.knobs))]
+            gap = probing.distance(
+                parts.policy, surrogate.reference, probing.right_twin(axes, policy), _all_knobs(policy)
+            )
+            named = [
+                _without_graph(n) if not parts.graph else n for n in solver.named(policy.pitfalls, dict(policy.knobs))
+            ]
             outcome = probing.known_bug(named, convention, gap, _severity(subject, policy))
         else:
             outcome = Agrees(convention=convention)
@@ -402,7 +423,11 @@ def _nearest_rest(subject: Subject, parts: Parts, axes: tuple[Axis, ...]) -> Out
     standard = {a.name: a.options[0].name for a in axes}
     gap = probing.distance(parts.kl, rest_reference, standard, {"beta": 0.04, "length": 1.0})
     has_reference = "ref_logprobs" in subject.bound.names
-    says = "with advantages of 0 the loss is not a known KL term" if has_reference else "a part of the loss has no advantage in it"
+    says = (
+        "with advantages of 0 the loss is not a known KL term"
+        if has_reference
+        else "a part of the loss has no advantage in it"
+    )
     return probing.diverges(says, gap)
 
 
@@ -413,7 +438,9 @@ def _like(axis: Axis, policy: Solution) -> Axis:
     if axis.name in ("agg", "mask") and any(p.name == name for p in policy.pitfalls):
         same = next(o for o in axis.options if o.name == name)
         options = [Option(name=same.name, standing="standard"), *(o for o in options if o.name != name)]
-    return Axis(name=axis.name, options=tuple(options) if axis.name in ("agg", "mask") else axis.options, when=axis.when)
+    return Axis(
+        name=axis.name, options=tuple(options) if axis.name in ("agg", "mask") else axis.options, when=axis.when
+    )
 
 
 def _beta(subject: Subject) -> float:
@@ -427,7 +454,10 @@ def _weighs(subject: Subject) -> bool:
 
 def _switched(subject: Subject) -> bool:
     """Whether the function has a switch for the KL term, which may be off here."""
-    return re.search(r"(use|with|add|enable|apply|has)_\w*(kl|ref)|kl_in_|(kl|ref)\w*_(enabled|on)\b", subject.source) is not None
+    return (
+        re.search(r"(use|with|add|enable|apply|has)_\w*(kl|ref)|kl_in_|(kl|ref)\w*_(enabled|on)\b", subject.source)
+        is not None
+    )
 
 
 def _entropy_check(subject: Subject) -> Iterator[Check]:
@@ -436,7 +466,13 @@ def _entropy_check(subject: Subject) -> Iterator[Check]:
     case = seeded("straddling ratios")
     ones = torch.ones_like(case.inputs["entropies"])
     zero = torch.zeros_like(case.inputs["advantages"])
-    tries = ({}, {"entropies": ones}, {"entropies": 2 * ones}, {"advantages": zero}, {"advantages": zero, "entropies": ones})
+    tries = (
+        {},
+        {"entropies": ones},
+        {"entropies": 2 * ones},
+        {"advantages": zero},
+        {"advantages": zero, "entropies": ones},
+    )
     try:
         got = [float(_compared(_prepared(subject, case, t)).sum()) for t in tries]
     except CallFailed as e:
@@ -471,7 +507,11 @@ def _relations(subject: Subject, parts: Parts) -> Iterator[Check]:
         return
     asks = "on-policy, does the gradient raise the log-probs of rows with a positive advantage, and lower the others?"
     base = seeded("straddling ratios")
-    inputs = {**base.inputs, "old_logprobs": base.inputs["logprobs"].clone(), "rollout_logprobs": base.inputs["logprobs"].clone()}
+    inputs = {
+        **base.inputs,
+        "old_logprobs": base.inputs["logprobs"].clone(),
+        "rollout_logprobs": base.inputs["logprobs"].clone(),
+    }
     try:
         policy, _, graph = observe(subject, Case(name="on policy", inputs=inputs))
     except CallFailed:
@@ -526,12 +566,17 @@ def _unread_mask(subject: Subject, parts: Parts, policy: Solution) -> Iterator[C
     try:
         with_mask = probing.observe(subject, base, (), {"advantages": spread})
         without = probing.observe(
-            subject, base, (), {"advantages": spread, "completion_mask": torch.ones_like(base.inputs["completion_mask"])}
+            subject,
+            base,
+            (),
+            {"advantages": spread, "completion_mask": torch.ones_like(base.inputs["completion_mask"])},
         )
     except (CallFailed, ValueError):
         return
     if tolerance.gap("value", "full mask", without.value, with_mask.value, "float32") is None:
-        says = "the result is the same whatever the mask; that is right only where advantages come with zeros on padding"
+        says = (
+            "the result is the same whatever the mask; that is right only where advantages come with zeros on padding"
+        )
         yield probing.violation("policy_loss.mask", asks, says, surrogate.MASK_MISSING, severity="soft")
 
 
@@ -567,7 +612,8 @@ ROLE = Role(
         "logprobs", "old_logprobs", "advantages", "completion_mask", "ref_logprobs", "rollout_logprobs", "ratio",
         "log_ratio", "negative_log_ratio", "entropies", "attention_mask", "lengths", "token_ids", "token_count",
         "row_count", "clip", "clip_low", "clip_high", "dual_clip", "beta", "entropy_coef", "aggregation", "loss_type",
-        "ratio_level", "kl_estimator", "max_completion_length", "group_size", "temperature",
+        "ratio_level", "kl_estimator", "max_completion_length", "group_size", "temperature", "values", "old_values",
+        "returns", "clip_value",
     ),
     needs=(("logprobs", "ratio", "log_ratio", "negative_log_ratio"), ("advantages",)),
     returns="scalar",
@@ -575,7 +621,7 @@ ROLE = Role(
     run=run,
     pitfalls=(
         *surrogate.PITFALLS, estimators.ESTIMATOR, estimators.K1_LOSS, estimators.REVERSED, estimators.SIGN,
-        estimators.DETACHED, estimators.NOT_ZERO, estimators.MISSING, estimators.OVERFLOW, NOT_FINITE, NO_GRADIENT, WRONG_WAY, MIXED_ROW,
-        READS_MASKED, ENTROPY_SIGN, sampler.INVERTED,
+        estimators.DETACHED, estimators.NOT_ZERO, estimators.NO_SQUARE, estimators.MISSING, estimators.OVERFLOW, NOT_FINITE, NO_GRADIENT, WRONG_WAY, MIXED_ROW,
+        READS_MASKED, ENTROPY_SIGN, sampler.INVERTED, sampler.BOUND,
     ),
 )  # fmt: skip

@@ -24,7 +24,15 @@ ASKS = "how is the difference between sampler and trainer corrected?"
 PROBE = "policy_loss.sampler"
 
 INVERTED = Pitfall(
-    id="LOSS-SAMPLER-INVERTED", family="ratio", says="weights tokens with sampler over trainer instead of trainer over sampler"
+    id="LOSS-SAMPLER-INVERTED",
+    family="ratio",
+    says="weights tokens with sampler over trainer instead of trainer over sampler",
+)
+
+BOUND = Pitfall(
+    id="LOSS-SAMPLER-BOUND",
+    family="clip-direction",
+    says="bounds the sampler's weight from below where it should from above",
 )
 
 _AXIS = Axis(
@@ -41,6 +49,7 @@ _AXIS = Axis(
         probing.as_pitfall("inverted capped", INVERTED),
         probing.as_pitfall("inverted plain", INVERTED),
         probing.as_pitfall("inverted dropped", INVERTED),
+        probing.as_pitfall("floored", BOUND),
     ),
 )
 
@@ -58,7 +67,7 @@ def check(
         yield probing.raised(PROBE, ASKS, moved.name, e)
         return
     caps = probing.knob(
-        subject, "cap", (), (2.0, 3.0, 5.0, 10.0), active=lambda o: o["weight"].split()[-1] in ("capped", "dropped"),
+        subject, "cap", (), (2.0, 3.0, 5.0, 10.0), active=lambda o: o["weight"].split()[-1] in ("capped", "dropped", "floored"),
         within=(1.0, 1e4),
     )  # fmt: skip
     found = solver.solve([seen], lambda s, o, k: _reference(s, o, k, policy), (_AXIS,), (caps,), max_pitfalls=1)
@@ -66,7 +75,7 @@ def check(
         return  # many corrections exist that are not known here, and none of them is a fault
     convention = solver.convention((_AXIS,), found)
     if found.pitfalls:
-        right = {"weight": found.options["weight"].removeprefix("inverted ")}
+        right = {"weight": found.options["weight"].removeprefix("inverted ").replace("floored", "capped")}
         gap = probing.distance([seen], lambda s, o, k: _reference(s, o, k, policy), right, {"cap": 2.0, **found.knobs})
         outcome = probing.known_bug(solver.named(found.pitfalls, dict(found.knobs)), convention, gap)
         yield Check(probe=PROBE, asks=ASKS, outcome=outcome)
@@ -96,5 +105,6 @@ def _weight(s: Seen, choice: str, cap: float) -> Tensor:
     w = d.exp()
     return {
         "none": lambda: torch.ones_like(w), "plain": lambda: w, "capped": lambda: w.clamp(max=cap),
+        "floored": lambda: w.clamp(min=cap),
         "dropped": lambda: torch.where(w <= cap, w, torch.zeros_like(w)),
     }[choice.split()[-1]]()  # fmt: skip

@@ -21,10 +21,14 @@ from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen
 
 # Pitfalls
 
-SIGN = Pitfall(id="LOSS-SIGN", family="sign", says="returns the objective instead of its negative, so descent makes it worse")
+SIGN = Pitfall(
+    id="LOSS-SIGN", family="sign", says="returns the objective instead of its negative, so descent makes it worse"
+)
 ADV_SIGN = Pitfall(id="LOSS-ADV-SIGN", family="sign", says="uses the advantages with the opposite sign")
 ADV_AXIS = Pitfall(
-    id="LOSS-ADV-AXIS", family="axis", says="spreads the advantages along the batch instead of along the tokens of a row"
+    id="LOSS-ADV-AXIS",
+    family="axis",
+    says="spreads the advantages along the batch instead of along the tokens of a row",
 )
 RATIO_INVERTED = Pitfall(
     id="LOSS-RATIO-INVERTED", family="ratio", says="divides the old probability by the new one in the ratio"
@@ -45,24 +49,34 @@ RATIO_PADDED = Pitfall(
     id="LOSS-RATIO-PADDED", family="denominator", says="averages a sequence's log-ratio over the padded width"
 )
 CLIP_MAX = Pitfall(
-    id="LOSS-CLIP-MAX", family="clip-direction", says="takes the optimistic branch (max), so that clipping never holds back"
+    id="LOSS-CLIP-MAX",
+    family="clip-direction",
+    says="takes the optimistic branch (max), so that clipping never holds back",
 )
 CLIP_NO_MIN = Pitfall(
-    id="LOSS-CLIP-NO-MIN", family="clip-direction", says="clips the ratio without the min, so clipped tokens get no gradient"
+    id="LOSS-CLIP-NO-MIN",
+    family="clip-direction",
+    says="clips the ratio without the min, so clipped tokens get no gradient",
 )
 CLIP_BLIND = Pitfall(
     id="LOSS-CLIP-BLIND", family="clip-direction", says="takes the min before multiplying with the advantage's sign"
 )
-CLIP_SWAPPED = Pitfall(id="LOSS-CLIP-SWAPPED", family="clip-bounds", says="exchanges the lower and the upper clip distance")
+CLIP_SWAPPED = Pitfall(
+    id="LOSS-CLIP-SWAPPED", family="clip-bounds", says="exchanges the lower and the upper clip distance"
+)
 CLIP_ONE_SIDED = Pitfall(id="LOSS-CLIP-ONE-SIDED", family="clip-bounds", says="bounds the ratio on one side only")
 CLIP_NO_ONE = Pitfall(
     id="LOSS-CLIP-NO-ONE", family="clip-bounds", says="clips the ratio to [-ε, ε] instead of around 1"
 )
 DUAL_SIGN = Pitfall(
-    id="LOSS-DUAL-CLIP-SIGN", family="clip-direction", says="applies the bound of the dual clip to positive advantages as well"
+    id="LOSS-DUAL-CLIP-SIGN",
+    family="clip-direction",
+    says="applies the bound of the dual clip to positive advantages as well",
 )
 ONE_BOUND = Pitfall(
-    id="LOSS-CLIP-BOUND-IGNORED", family="clip-bounds", says="uses one clip distance for both sides although it is given two"
+    id="LOSS-CLIP-BOUND-IGNORED",
+    family="clip-bounds",
+    says="uses one clip distance for both sides although it is given two",
 )
 RATIO_REFERENCE = Pitfall(
     id="LOSS-RATIO-REFERENCE", family="ratio", says="forms the ratio with the reference model instead of the old policy"
@@ -74,7 +88,9 @@ BRANCH = Pitfall(
     id="LOSS-BRANCH", family="config", says="runs the CISPO formula although its setting asks for the clipped surrogate"
 )
 MASK_MISSING = Pitfall(id="LOSS-MASK-MISSING", family="mask-missing", says="averages over padding as if it were tokens")
-MASK_INVERTED = Pitfall(id="LOSS-MASK-INVERTED", family="mask-inverted", says="trains the masked positions instead of the others")
+MASK_INVERTED = Pitfall(
+    id="LOSS-MASK-INVERTED", family="mask-inverted", says="trains the masked positions instead of the others"
+)
 MASK_SHIFT = Pitfall(id="LOSS-MASK-SHIFT", family="shift", says="applies the mask one position off")
 MASK_NUMERATOR = Pitfall(
     id="LOSS-MASK-NUMERATOR", family="mask-leak", says="divides by the trained tokens but sums over all positions"
@@ -83,7 +99,9 @@ AGGREGATION = Pitfall(
     id="LOSS-AGGREGATION", family="denominator", says="averages the token losses in another way than declared"
 )
 PADDED_DENOMINATOR = Pitfall(
-    id="LOSS-PADDED-DENOMINATOR", family="denominator", says="divides by the padded size of the batch, not by its tokens"
+    id="LOSS-PADDED-DENOMINATOR",
+    family="denominator",
+    says="divides by the padded size of the batch, not by its tokens",
 )
 
 PITFALLS = (
@@ -134,7 +152,7 @@ def axes(subject: Subject, reduced: Reduced) -> tuple[Axis, ...]:
     )  # fmt: skip
 
 
-OFF_POLICY = frozenset({"old_logprobs", "ratio", "log_ratio", "negative_log_ratio"})
+OFF_POLICY = frozenset({"old_logprobs", "rollout_logprobs", "ratio", "log_ratio", "negative_log_ratio"})
 """Words without one of which the ratio can only be 1."""
 
 
@@ -175,15 +193,27 @@ def _surrogate(subject: Subject) -> Axis:
     if not subject.bound.names & OFF_POLICY:
         # with a ratio of 1 nothing is clipped, so that no other surrogate could be told apart
         plain = Option(name="none", standing="standard")
-        return Axis(name="surrogate", options=(plain, Option(name="reinforce", says="advantage times log-prob, no ratio")))
+        return Axis(
+            name="surrogate", options=(plain, Option(name="reinforce", says="advantage times log-prob, no ratio"))
+        )
     setting = subject.bound.settings.get("loss_type")
-    cispo_wrong = isinstance(setting, str) and setting.lower() in {"grpo", "bnpo", "dr_grpo", "dapo", "ppo", "clip", "vanilla"}
+    cispo_wrong = isinstance(setting, str) and setting.lower() in {
+        "grpo",
+        "bnpo",
+        "dr_grpo",
+        "dapo",
+        "ppo",
+        "clip",
+        "vanilla",
+    }
     cispo = tuple(
         probing.wrong_here(o, BRANCH, cispo_wrong)
         for o in (
             Option(name="cispo", says="CISPO weight, clipped on both sides", source="verl"),
             Option(name="cispo upper", says="CISPO weight capped at 1 + ε", source="open-instruct"),
-            Option(name="cispo absolute", says="CISPO weight capped at a bound that is not added to 1", source="TRL, Liger"),
+            Option(
+                name="cispo absolute", says="CISPO weight capped at a bound that is not added to 1", source="TRL, Liger"
+            ),
         )
     )
     return Axis(
@@ -195,7 +225,9 @@ def _surrogate(subject: Subject) -> Axis:
             Option(name="reinforce", says="advantage times log-prob, no ratio", source="REINFORCE; verl gpg"),
             Option(name="weighted", says="detached ratio times log-prob"),
             Option(name="log clip", says="clip in log space"),
-            Option(name="geometric", says="geometric mean of ratios clipped in log space", source="GMPO, arXiv:2507.20673"),
+            Option(
+                name="geometric", says="geometric mean of ratios clipped in log space", source="GMPO, arXiv:2507.20673"
+            ),
             *cispo,
             probing.as_pitfall("max", CLIP_MAX),
             probing.as_pitfall("no min", CLIP_NO_MIN),
@@ -245,6 +277,7 @@ def aggregation(subject: Subject, reduced: Reduced) -> Axis:
         Option(name="sequence-mean", says="mean over tokens, then over sequences", source="GRPO, arXiv:2402.03300"),
         Option(name="sequence-sum", says="sum over tokens, mean over sequences"),
         Option(name="sum", says="sum over all tokens", source="prime-rl; SkyRL"),
+        Option(name="token-mean by rows", says="token mean, divided by the number of sequences once more"),
         Option(name="padded", says="sum over B times the padded width", source="verl seq-mean-token-sum-norm"),
     ]
     if length_guesses(subject):
@@ -276,7 +309,12 @@ def length_guesses(subject: Subject) -> tuple[float, ...]:
 
 def length_knob(subject: Subject) -> Knob:
     """The constant denominator of Dr. GRPO."""
-    return Knob(name="length", values=length_guesses(subject), known=True, active=lambda o: o["agg"] in ("constant", "over constant"))
+    return Knob(
+        name="length",
+        values=length_guesses(subject),
+        known=True,
+        active=lambda o: o["agg"] in ("constant", "over constant"),
+    )
 
 
 ACCEPTS = {
@@ -325,7 +363,11 @@ def masking(subject: Subject, reduced: Reduced) -> Axis:
 
 def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     """-agg(surrogate) and its gradient with respect to whatever log-prob the function was given."""
-    key = ("pg", *(options[k] for k in ("level", "surrogate", "bounds", "adv")), *(v for k, v in knobs.items() if k != "length"))
+    key = (
+        "pg",
+        *(options[k] for k in ("level", "surrogate", "bounds", "adv")),
+        *(v for k, v in knobs.items() if k != "length"),
+    )
     value = aggregated(s.remember(key, lambda: tokens(s, options, knobs)), s, options, knobs, key)
     value = value if options["sign"] == "plus" else -value
     return Result(value=value, grads=lambda: gradients(value, s))
@@ -431,7 +473,9 @@ def _clipped(kind: str, r: Tensor, a: Tensor, logp: Tensor, low: float, high: fl
     made: dict[str, Callable[[], Tensor]] = {
         "clip": lambda: torch.minimum(r * a, inside * a),
         "dual": lambda: torch.where(
-            a < 0, torch.maximum(torch.minimum(r * a, inside * a), knobs["dual_clip"] * a), torch.minimum(r * a, inside * a)
+            a < 0,
+            torch.maximum(torch.minimum(r * a, inside * a), knobs["dual_clip"] * a),
+            torch.minimum(r * a, inside * a),
         ),
         "max": lambda: torch.maximum(r * a, inside * a),
         "no min": lambda: inside * a,
@@ -458,7 +502,7 @@ def _advantage(s: Seen, choice: str) -> Tensor:
 
 
 AGGREGATIONS = (
-    "token-mean", "sequence-mean", "sequence-sum", "sum", "padded", "constant", "over constant", "given count", "given rows",
+    "token-mean", "token-mean by rows", "sequence-mean", "sequence-sum", "sum", "padded", "constant", "over constant", "given count", "given rows",
 )  # fmt: skip
 MASKINGS = ("own", "missing", "inverted", "inverted, own count", "numerator", *SHIFTS)
 _PLACE = {pair: i for i, pair in enumerate((a, m) for a in AGGREGATIONS for m in MASKINGS)}
@@ -503,6 +547,7 @@ def _made_weights(s: Seen, agg: str, masking_: str) -> Tensor:
     lengths = below.sum(-1, keepdim=True).clamp(min=1e-300)
     return {
         "token-mean": lambda: mask / below.sum(),
+        "token-mean by rows": lambda: mask / below.sum() / rows,
         "sequence-mean": lambda: mask / lengths / rows,
         "sequence-sum": lambda: mask / rows,
         "sum": lambda: mask,

@@ -114,6 +114,8 @@ def _attempts(exam: Exam, win: Win) -> Iterator[tuple[str, Item, bool]]:
     for wrong in kind.wrong:
         yield "a wrong answer", win.item(wrong), True
     yield "the word None", win.item("None"), True
+    for word in ("nan", "inf", "-inf"):
+        yield "what is no finite number", win.item(word), True
     for part in kind.parts:
         yield "a part of the answer", win.item(part), True
     for wider in kind.wider:

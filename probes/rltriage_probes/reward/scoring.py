@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,11 @@ _KEYS = (
     "acc",
     "correct",
     "is_correct",
+)
+_ONE_A_PROMPT = re.compile(
+    r"\b(gold\w*|answers?|ground[_ ]truths?|labels?|targets?|references?|solutions?)\b[^.;\n]{0,40}"
+    r"\b(one|1) (a|per|for each|for every|of each) (prompt|question|problem|group)\b",
+    re.I,
 )
 PROMPTS = ("Which animal is it?", "How many are there?", "What comes out in the end?")
 """Prompts without any answer in them."""
@@ -108,8 +114,10 @@ class Scorer:
         self.prompted = bool(names & {"prompts", "prompt"})
         self.log = Log()
         self._copies = 1
-        group = subject.intent.get("group_size", 1)
-        self.group = group if isinstance(group, int) and group > 1 else 4
+        known = (subject.bound.settings.get("group_size"), subject.intent.get("group_size"))
+        self.group = next((g for g in known if isinstance(g, int) and g > 1), 4)
+        self.one_a_prompt = bool(_ONE_A_PROMPT.search(subject.doc))
+        """Whether gold answers come one a prompt, not one a completion."""
         self._started = clock()
 
     @property
@@ -218,6 +226,8 @@ class Scorer:
             "completion": texts[0], "text": texts[0], "answer": golds[0], "prompt": prompts[0],
             "group_size": self.group, "operand_lists": numbers, "operands": numbers[0] if numbers else [],
         }  # fmt: skip
+        if self.many and self.one_a_prompt:
+            given["answers"] = golds = golds[:: self.group]
         if self.many:  # a dataset's column keeps its singular name
             given |= {"answer": golds, "prompt": prompts}
         if self._names & {"token_ids", "completion_mask", "attention_mask", "lengths", "tokenizer"}:
