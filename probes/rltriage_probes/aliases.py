@@ -539,6 +539,8 @@ def _from_family(parts: tuple[str, ...], role: str, takes: Collection[str]) -> s
         "weights",
         "weight",
         "coef",
+        "baseline",
+        "baselines",
     }:
         return ""
     guess = ""

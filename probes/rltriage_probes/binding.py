@@ -41,17 +41,14 @@ def bind(
     target = Target(role, explicit, settings, intent, name or role.name)
     try:
         return _in_some_mode(loaded, target)
-    except BindingFailed as e:
+    except BindingFailed:
         if not factories.returns_a_function(loaded):
             raise
         outer = target.binder(loaded, None, False)
         made = factories.unfold(outer)
         if made is None:
             raise
-        try:
-            return _in_some_mode(made, target, outer)
-        except BindingFailed:
-            raise e from None
+        return _in_some_mode(made, target, outer)
 
 
 @dataclass(frozen=True)

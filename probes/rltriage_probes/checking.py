@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +13,13 @@ from rltriage_probes.contract import (
     BindingReport,
     Check,
     CheckRequest,
+    KnownBug,
     LoadReport,
     NotRun,
     Outcome,
     Raised,
     TargetResult,
+    Violates,
     clip_text,
 )
 from rltriage_probes.invoke import NotReached
@@ -72,7 +75,26 @@ def _checks(request: CheckRequest, progress: Progress) -> tuple[list[Check], Loa
         bound=bound, intent=request.intent, loaded=loaded.report, source=loaded.source, doc=loaded.doc,
         literals=loaded.literals, file=str(loaded.path), namespace=loaded.namespace, progress=progress,
     )  # fmt: skip
-    return list(_run(role, subject)), loaded.report, bound.report
+    checks = list(_run(role, subject))
+    doubtful = _taken_twice(bound.report)
+    return [_softened(c) for c in checks] if doubtful else checks, loaded.report, bound.report
+
+
+ONCE = frozenset({"logits", "logprobs", "old_logprobs", "ref_logprobs", "rollout_logprobs", "advantages", "rewards"})
+"""Inputs of which a function has one. Where two places were taken for the same, one of them is something else."""
+
+
+def _taken_twice(report: BindingReport) -> bool:
+    seen = [s.meaning for s in report.slots if s.meaning in ONCE and "columns" not in s.form]
+    return len(seen) > len(set(seen))
+
+
+def _softened(check: Check) -> Check:
+    """The check with nothing hard in it: an accusation needs a binding without doubt."""
+    outcome = check.outcome
+    if isinstance(outcome, (KnownBug, Violates)) and outcome.severity == "hard":
+        return dataclasses.replace(check, outcome=dataclasses.replace(outcome, severity="soft"))
+    return check
 
 
 def _recorded(request: CheckRequest) -> Iterator[Check]:

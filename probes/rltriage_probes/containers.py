@@ -38,7 +38,9 @@ def _names_entry(behind: Path) -> bool:
 def is_container(b: Binder, root: str, path: Path) -> bool:
     keys = record_keys(b, root, path)
     named = (path[-1][1] if path else root).lower()
-    return any(not b.facts.reads[root][k].tested for k in keys) or bool(keys and named in aliases.CONTAINER_NAMES)
+    return any(not b.facts.reads[root][k].tested for k in keys) or bool(
+        keys and named in aliases.CONTAINER_NAMES | aliases.CONFIG_NAMES
+    )
 
 
 def container(b: Binder, root: str, name: str, path: Path, annotation: str, default: Any) -> Source | None:
@@ -55,6 +57,8 @@ def container(b: Binder, root: str, name: str, path: Path, annotation: str, defa
         read = b.facts.reads[root][full]
         entry = full[-1][1] or next((s[1] for s in reversed(full) if s[1]), "")
         got = place_entry(b, root, entry, full)
+        if got is None and not read.optional:
+            got = _gold_entry(b, root, name, path, entry, full)
         if got is not None:
             if isinstance(got, WordSource):
                 got.per_row = rows
@@ -73,6 +77,17 @@ def container(b: Binder, root: str, name: str, path: Path, annotation: str, defa
     if rows:
         return MadeSource(path=shown, build=lambda call: _rows(b, shown, filled, call), inner=inner)
     return MadeSource(path=shown, build=lambda call: _box(b, shown, filled, call, cls), inner=inner)
+
+
+def _gold_entry(b: Binder, root: str, name: str, path: Path, entry: str, full: Path) -> Source | None:
+    """An entry of a reward's gold answers, where each is a record with fields of the task's own: the answer itself."""
+    if b.role.name != "reward":
+        return None
+    word, how, _ = b.meaning(root, name, path, "", NOTHING)
+    return b.word_source(source.render(root, full), entry, word, how, False, "", NOTHING) if word in _GOLDS else None
+
+
+_GOLDS = ("answers", "answer")
 
 
 def _without_doubles(b: Binder, root: str, filled: list[tuple[Path, Source]]) -> list[tuple[Path, Source]]:

@@ -24,7 +24,8 @@ ROW_WORDS = frozenset(
 )
 """Words with one row a sequence."""
 SAMPLE_WORDS = ROW_WORDS | frozenset(
-    "rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts operand_lists prompt_ids".split()
+    "rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts "
+    "operand_lists prompt_ids".split()
 )
 """Words with one entry a sample."""
 MASKS = frozenset(("attention_mask", "completion_mask", "is_last_step"))
@@ -386,7 +387,7 @@ def _id_order(hints: Hints) -> list[str]:
         return ["front"]
     names, first = ["whole", "rows", "back", "one", "one list"], []
     shape = hints.shape()
-    if hints.split:
+    if hints.split and not re.search("sequence|full|whole", hints.name.lower()):
         first = ["back"]
     elif _OF_COMPLETION.fullmatch(hints.name.lower()):
         names = ["whole", "back", "rows", "lists", "tensors", "one", "one list"]

@@ -146,7 +146,7 @@ def solve(
 
 
 def combinations(axes: Sequence[Axis], pitfalls: int) -> Iterator[tuple[Options, tuple[Option, ...]]]:
-    """Every choice of one option an axis with exactly that many pitfalls, those with the most standard options first."""
+    """Every choice of one option an axis with exactly that many pitfalls, the most standard ones first."""
     good = [[o for o in a.options if o.standing != "pitfall"] for a in axes]
     bad = [[o for o in a.options if o.standing == "pitfall"] for a in axes]
     pairs = [p for p in itertools.combinations(range(len(axes)), pitfalls) if all(bad[i] for i in p)]
@@ -154,7 +154,9 @@ def combinations(axes: Sequence[Axis], pitfalls: int) -> Iterator[tuple[Options,
         for places in pairs:
             rest = [i for i in range(len(axes)) if i not in places]
             for moved in itertools.combinations(rest, deviations):
-                pools = [bad[i] if i in places else good[i][1:] if i in moved else good[i][:1] for i in range(len(axes))]
+                pools = [
+                    bad[i] if i in places else good[i][1:] if i in moved else good[i][:1] for i in range(len(axes))
+                ]
                 for picked in itertools.product(*pools):
                     options = {a.name: o.name for a, o in zip(axes, picked, strict=True)}
                     if _makes_sense(axes, picked, options):
@@ -294,9 +296,7 @@ def _fitted(
     return None
 
 
-def _coarse(
-    seen: Sequence[Seen], reference: Reference, options: Options, knobs: Knobs, knob: Knob
-) -> float | None:
+def _coarse(seen: Sequence[Seen], reference: Reference, options: Options, knobs: Knobs, knob: Knob) -> float | None:
     """Logarithm of the knob at the best point of a grid; None where that is an end of it or explains nothing."""
     assert knob.fit is not None
     lo, hi = math.log(knob.fit[0]), math.log(knob.fit[1])
@@ -313,7 +313,13 @@ def _single(seen: Sequence[Seen]) -> bool:
 
 
 def _fine(
-    seen: Sequence[Seen], plain: Sequence[Seen], reference: Reference, options: Options, knobs: Knobs, knob: Knob, at: float
+    seen: Sequence[Seen],
+    plain: Sequence[Seen],
+    reference: Reference,
+    options: Options,
+    knobs: Knobs,
+    knob: Knob,
+    at: float,
 ) -> float | None:
     """The value of the knob near a grid point at which the reference equals the observation, if there is one."""
     assert knob.fit is not None
@@ -337,7 +343,9 @@ def residual(seen: Sequence[Seen], reference: Reference, options: Options, knobs
     total, count = 0.0, 0
     for s in seen:
         want = reference(s, options, knobs)
-        pairs = [(s.value, want.value.detach())] + [(s.grads.get(n, torch.zeros_like(g)), g) for n, g in want.grads().items()]
+        pairs = [(s.value, want.value.detach())] + [
+            (s.grads.get(n, torch.zeros_like(g)), g) for n, g in want.grads().items()
+        ]
         for actual, expected in pairs:
             if actual.shape != expected.shape:
                 return math.inf
@@ -379,7 +387,7 @@ def convention(axes: Sequence[Axis], solution: Solution, knobs: Mapping[str, Num
             continue
         if option.standing != "pitfall" and option.says:
             choices.append(Choice(axis=axis.name, option=option.name, says=option.says, source=option.source))
-    shown = dict(solution.knobs if knobs is None else knobs)
+    shown: dict[str, Number] = {**(solution.knobs if knobs is None else knobs)}
     summary = ", ".join([c.says for c in choices] + [f"{k}={_short(v)}" for k, v in shown.items()])
     return Convention(summary=summary or "the standard formula", choices=tuple(choices), knobs=shown)
 
@@ -393,9 +401,7 @@ def named(options: Sequence[Option], numbers: Mapping[str, Number]) -> tuple[Nam
     out: list[Named] = []
     for o in options:
         assert o.pitfall is not None
-        out.append(
-            Named(pitfall=o.pitfall.id, family=o.pitfall.family, says=o.pitfall.says, numbers=dict(numbers))
-        )
+        out.append(Named(pitfall=o.pitfall.id, family=o.pitfall.family, says=o.pitfall.says, numbers=dict(numbers)))
     return tuple(out)
 
 

@@ -562,13 +562,15 @@ def describe(doc: str, names: Iterable[str]) -> dict[str, str]:
     wanted = set(names)
     out: dict[str, str] = {}
     current: list[str] = []
+    margin = 0
     for line in doc.splitlines():
         named = _described(line, wanted)
+        indent = len(line) - len(line.lstrip())
         if named:
-            current = [n for n, _ in named]
+            current, margin = [n for n, _ in named], indent
             for n, rest in named:
                 out[n] = (out.get(n, "") + " " + rest).strip()
-        elif current and line.startswith((" ", "\t")) and line.strip() and not _ENTRY.match(line):
+        elif current and line.strip() and indent and (indent > margin or not _ENTRY.match(line)):
             for n in current:
                 out[n] += " " + line.strip()
         elif not line.strip():

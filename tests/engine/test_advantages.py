@@ -178,6 +178,8 @@ WRONG = {
     "ADV-LOO-DIVISOR": ["siblings_over_n", "all_over_n_minus_one"],
     "ADV-EPS-MISPLACED": ["eps_behind", "eps_behind_numpy"],
     "ADV-SCALE-FLAG": ["switch_ignored", "Switched.advantages"],
+    "ADV-MUTATES-REWARDS": ["centred_in_place", "scaled_in_place"],
+    "ADV-MASK-INVERTED": ["filled_where_trained", "times_one_minus_mask"],
     "ADV-GROUP-COUNT": ["average_group_size", "average_count_by_uid"],
     "ADV-WHITEN-PADDING": ["whitened_with_padding", "whitened_with_padding_by_uid"],
     "ADV-ORDER": ["ranks_from_the_top", "far_from_the_mean"],

@@ -729,3 +729,99 @@ def test_groups_handed_over_as_lists_come_back_in_the_order_of_the_samples(tmp_p
     ids = torch.tensor([0, 1, 0, 1])
     seen = bound(tmp_path, w).call({"rewards": rewards, "group_ids": ids})
     assert seen.value.tolist() == [-1.0, -2.0, 1.0, 2.0]
+
+
+def test_lengths_in_place_of_a_mask_give_the_function_the_trained_tokens_and_no_others(tmp_path: Path) -> None:
+    import torch
+
+    packed = bound(tmp_path, next(w for w in MORE_LOSSES if w.id == "packed tokens, one advantage a sequence"))
+    padded = bound(tmp_path, next(w for w in LOSSES if w.id == "new, old, advantages, mask"))
+    inputs = registry.role("policy_loss").example({}).inputs
+    assert bool((inputs["completion_mask"].diff(dim=1) > 0).any()), "a hole in a row, behind which training goes on"
+    a = packed.call({k: v for k, v in inputs.items() if k in packed.names}, ("logprobs",))
+    b = padded.call(inputs, ("logprobs",))
+    torch.testing.assert_close(a.value, b.value)
+    torch.testing.assert_close(a.grads["logprobs"], b.grads["logprobs"])
+
+
+def test_a_result_of_rows_without_holes_goes_back_to_where_the_tokens_were(tmp_path: Path) -> None:
+    import torch
+
+    code = '''
+        def f(logprobs, ref_logprobs, seq_lens):
+            """Packed, responses one after another."""
+            return logprobs - ref_logprobs
+        '''
+    got = bound(tmp_path, Written("w", "kl", code, {}))
+    mask = torch.tensor([[1.0, 0, 1, 1], [1, 1, 0, 0]])
+    logp, ref = torch.randn(2, 4), torch.randn(2, 4)
+    seen = got.call({"logprobs": logp, "ref_logprobs": ref, "completion_mask": mask, "lengths": torch.tensor([3, 2])})
+    torch.testing.assert_close(seen.value[mask > 0], (logp - ref)[mask > 0].double())
+
+
+def test_a_function_that_leaves_torch_is_called_without_gradients(tmp_path: Path) -> None:
+    got = bound(tmp_path, next(w for w in MORE_LOGPROBS if w.id == "tensors that end in numpy"))
+    inputs = registry.role("logprobs").example({}).inputs
+    seen = got.call(inputs, ("logits",))
+    assert seen.grads == {}
+    assert seen.value.shape == inputs["token_ids"].shape
+
+
+def test_a_loss_in_numpy_cannot_be_examined_and_says_so(tmp_path: Path) -> None:
+    code = """
+        def f(logprobs: np.ndarray, advantages: np.ndarray, mask: np.ndarray):
+            return float(-(np.exp(logprobs) * advantages[:, None] * mask).sum() / mask.sum())
+        """
+    with pytest.raises(NotReached, match="no gradient flows"):
+        bound(tmp_path, Written("w", "policy_loss", code, {}))
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("def f(rewards, group_size, normalize_rewards=False):\n    return rewards - rewards.mean()\n", False),
+        ("def f(rewards, group_size, cfg):\n    return rewards / (rewards.std() if cfg.get('scale_rewards', False) else 1)\n", False),
+        ("def f(rewards, group_size, cfg):\n    return rewards / (rewards.std() if getattr(cfg, 'scale_rewards', True) else 1)\n", True),
+        ("def f(rewards, group_size, cfg={'norm_by_std': False}):\n    return rewards / (rewards.std() if 'norm_by_std' in cfg else 1)\n", False),
+    ],
+)  # fmt: skip
+def test_the_value_of_a_switch_is_known_however_it_is_read(tmp_path: Path, code: str, value: bool) -> None:
+    assert bound(tmp_path, Written("w", "advantages", code, {})).settings["scale_rewards"] is value
+
+
+def test_a_factory_is_called_once_and_its_settings_are_known(tmp_path: Path) -> None:
+    code = """
+        CALLS = []
+        def make(clip_eps=0.3):
+            CALLS.append(1)
+            def loss(logprobs, old_logprobs, advantages, mask):
+                r = (logprobs - old_logprobs).exp() * advantages[:, None]
+                return -(r * mask).sum() / mask.sum() * len(CALLS)
+            return loss
+        """
+    got = bound(tmp_path, Written("w", "policy_loss", code, {}, ref="make"))
+    inputs = registry.role("policy_loss").example({}).inputs
+    assert got.settings["clip"] == 0.3
+    assert float(got.call(inputs).value) == float(got.call(inputs).value)
+
+
+def test_open_settings_of_a_factory_are_shown_as_literals(tmp_path: Path) -> None:
+    code = "def make(zork):\n    def score(completions, **kw):\n        return [zork for c in completions]\n    return score\n"
+    reason, report = report_of(tmp_path, Written("mine", "reward", code, {}, ref="make"))
+    assert "settings zork" in reason
+    assert report.example == '[targets.mine]\nbind = { zork = "=<Python literal>" }'
+
+
+def test_no_absurd_word_is_suggested_for_what_is_open(tmp_path: Path) -> None:
+    code = "def f(text, info_start_id, zork: str):\n    return text[info_start_id:] + zork\n"
+    _, report = report_of(tmp_path, Written("mine", "decode", code, {}))
+    assert 'info_start_id = "=0"' in report.example
+    assert 'zork = "<word>"' in report.example
+    assert "# <word>: one of" in report.example
+
+
+def test_a_word_that_is_needed_is_suggested_only_where_its_kind_fits(tmp_path: Path) -> None:
+    code = "def f(logprobs, zork: str, blah, mask):\n    return (logprobs * blah * mask).sum()\n"
+    _, report = report_of(tmp_path, Written("mine", "policy_loss", code, {}))
+    assert 'blah = "advantages"' in report.example
+    assert 'zork = "<word>"' in report.example

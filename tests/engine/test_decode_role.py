@@ -19,7 +19,8 @@ DATA = Path(__file__).parent / "data"
 def functions(module: str) -> list[str]:
     """Public functions of a specimen file, read without running it."""
     tree = ast.parse((DATA / f"{module}.py").read_text("utf-8"))
-    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [n.name for n in tree.body if isinstance(n, kinds) and not n.name.startswith("_")]
 
 
 def expected(module: str) -> dict[str, str]:
@@ -52,24 +53,34 @@ def says(result: TargetResult, probe: str) -> str:
     return outcome.convention.summary if isinstance(outcome, Agrees) else outcome.says
 
 
-@pytest.mark.parametrize("name", functions("decoders_right"))
-def test_a_right_decoder_is_not_called_a_bug_and_is_recognised(name: str) -> None:
-    result = examine(f"decoders_right.py:{name}")
+@pytest.mark.parametrize(
+    ("module", "name"), [(m, n) for m in ("decoders_right", "decoders_more_right") for n in functions(m)]
+)
+def test_a_right_decoder_is_not_called_a_bug_and_is_recognised(module: str, name: str) -> None:
+    result = examine(f"{module}.py:{name}")
 
     assert violations(result, "hard") == {}
     assert [c.outcome for c in result.checks if c.outcome.kind in ("raised", "not_run")] == []
     assert any(isinstance(c.outcome, Agrees) for c in result.checks)
 
 
-@pytest.mark.parametrize(("name", "pitfall"), expected("decoders_wrong").items())
-def test_a_wrong_decoder_is_named(name: str, pitfall: str) -> None:
-    found = violations(examine(f"decoders_wrong.py:{name}"), "hard")
+@pytest.mark.parametrize(
+    ("module", "name", "pitfall"),
+    [(m, n, p) for m in ("decoders_wrong", "decoders_more_wrong") for n, p in expected(m).items()],
+)
+def test_a_wrong_decoder_is_named(module: str, name: str, pitfall: str) -> None:
+    found = violations(examine(f"{module}.py:{name}"), "hard")
 
     assert pitfall in {p for ids in found.values() for p in ids}
 
 
-def test_every_wrong_decoder_has_an_expectation() -> None:
-    assert set(functions("decoders_wrong")) == set(expected("decoders_wrong"))
+@pytest.mark.parametrize("module", ["decoders_wrong", "decoders_more_wrong"])
+def test_every_wrong_decoder_has_an_expectation(module: str) -> None:
+    assert set(functions(module)) == set(expected(module))
+
+
+def test_every_further_wrong_decoder_has_a_repaired_twin() -> None:
+    assert set(functions("decoders_more_wrong")) <= set(functions("decoders_more_right"))
 
 
 def test_a_finding_quotes_the_input_and_what_came_out() -> None:
@@ -206,3 +217,43 @@ def test_a_decoder_is_reached_as_a_method_with_its_tokenizer() -> None:
 def test_markers_that_a_tokenizer_may_skip_are_asked_about() -> None:
     assert "decode.special" in violations(examine("decoders_right.py:decode_and_strip"), "soft")
     assert "decode.special" not in violations(examine("decoders_right.py:decode_each"), "soft")
+
+
+def test_letters_of_a_header_inside_an_answer_are_told_from_the_header(tmp_path: Path) -> None:
+    code = "HEADER = 'Reply from the model: '\n\n\ndef decode(text):\n    return text.{}(HEADER)\n"
+    (tmp_path / "wrong.py").write_text(code.format("lstrip"))
+    (tmp_path / "right.py").write_text(code.format("removeprefix"))
+    wrong = examine("wrong.py:decode", tmp_path)
+
+    assert violations(wrong, "hard")["decode.edges"] == ["DEC-STRIP"]
+    assert "though" in says(wrong, "decode.edges")
+    assert violations(examine("right.py:decode", tmp_path), "hard") == {}
+
+
+def test_the_stand_in_tokenizer_spreads_letters_over_bytes_as_real_ones_do() -> None:
+    tokenizer = Tokenizer()
+    ids = tokenizer.encode("Sí 日")
+
+    assert tokenizer.decode(ids) == "Sí 日"
+    assert "\ufffd" in "".join(tokenizer.decode([i]) for i in ids)
+    assert tokenizer.convert_tokens_to_string(tokenizer.convert_ids_to_tokens(ids)) == "Sí 日"
+    with pytest.raises(OverflowError):
+        tokenizer.decode([-100])
+
+
+@pytest.mark.parametrize(
+    ("doc", "field"),
+    [
+        ("Every reasoning block is removed.", "all_blocks"),
+        ("The stop string itself is kept.", "keeps_stop"),
+        ("Tool calls survive.", "keeps_calls"),
+        ("The thinking tags are kept.", "keeps_tags"),
+        ("Rows are left-padded.", "left"),
+        ("Completions without their prompts.", "completion_only"),
+        ("White space is preserved.", "verbatim"),
+        ("Up to the end token, which stays visible.", "keeps_end"),
+    ],
+)
+def test_further_promises_are_read_from_the_docstring(doc: str, field: str) -> None:
+    assert getattr(contract(doc), field)
+    assert not getattr(contract("Text of the completion."), field)

@@ -113,6 +113,8 @@ MUTANTS: list[tuple[str, str, Swaps, Intent]] = [
     ),
     ("KL-SIGN", "k2", (("return log", "return -log"),), {}),
     ("KL-SIGN", "k3", (("torch.exp(log_ratio) - log_ratio - 1", "1 + log_ratio - torch.exp(log_ratio)"),), {}),
+    ("KL-K2-NO-SQUARE", "k2", (("log_ratio**2 / 2.0", "log_ratio.abs() / 2.0"),), {}),
+    ("KL-K2-NO-SQUARE", "approx_kl", (("log_ratio**2 / 2.0", "log_ratio.abs() / 2.0"), ('"k3"):', '"k2"):')), {}),
     ("KL-NOT-ZERO", "k3", ((" - log_ratio - 1", " - log_ratio"),), {}),
     ("KL-NOT-ZERO", "k3_expm1", (("torch.expm1(d) - d", "torch.expm1(d)"),), {}),
     (

@@ -175,6 +175,10 @@ WRONG = {
     "LOGP-TEMPERATURE-HALF": ["logit_only", "normaliser_only"],
     "LOGP-MASK-SHIFT": ["mask_one_early", "mask_filled_early"],
     "LOGP-FLOOR": ["floor_of_a_percent", "floor_shifted"],
+    "LOGP-DOUBLE-SOFTMAX": ["log_softmax_of_probabilities", "categorical_of_probabilities"],
+    "LOGP-FLATTEN": ["time_major_logits", "time_major_shifted"],
+    "LOGP-NORMALISER-DETACHED": ["normaliser_without_gradient", "detached_normaliser_shifted"],
+    "LOGP-PADDING-INF": ["minus_inf_on_padding", "log_of_zeroed_padding"],
     "LOGP-OVERFLOW": ["naive_lse", "log_of_a_ratio"],
     "LOGP-PACK-CROSS": ["roll_the_pack", "shift_the_pack"],
     "LOGP-NO-ATTENTION-MASK": ["forward_without_mask", "forward_with_a_mask_of_ones"],
@@ -290,11 +294,11 @@ def logprobs(logits, input_ids):
     assert outcome.convention.knobs["temperature"] == pytest.approx(value, rel=0.01)
 
 
-def test_right_values_with_a_wrong_gradient_diverge(tmp_path: Path) -> None:
+def test_right_values_with_a_gradient_of_another_size_diverge(tmp_path: Path) -> None:
     (tmp_path / "cut.py").write_text("""
 def logprobs(logits, input_ids):
-    lse = logits[:, :-1].logsumexp(-1).detach()
-    return logits[:, :-1].gather(-1, input_ids[:, 1:, None]).squeeze(-1) - lse
+    logp = logits[:, :-1].log_softmax(-1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+    return logp.detach() + 0.3 * (logp - logp.detach())
 """)
 
     result = check("logprobs", "cut.py:logprobs", root=tmp_path)

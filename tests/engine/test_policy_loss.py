@@ -346,6 +346,8 @@ MUTANTS: list[tuple[str, str, Swaps, Intent]] = [
     ("KL-DETACHED", SEPARATE, (("log_r = ref_logps - logps", "log_r = (ref_logps - logps).detach()"),), {}),
     ("KL-MISSING", K3, ((" + beta * per_token_kl", ""),), {}),
     ("KL-MISSING", SEPARATE, ((" + kl_coef * (kl * mask).sum() / n", ""),), {}),
+    ("KL-K2-NO-SQUARE", f"{PLAIN}:grpo_k2", (("(logps - ref_logps) ** 2", "(logps - ref_logps).abs()"),), {}),
+    ("KL-K2-NO-SQUARE", TRAINER, (("(torch.exp(diff) - diff - 1)", "diff.abs() / 2"),), {"kl_estimator": "k2"}),
     ("KL-NOT-ZERO", K3, (("torch.exp(diff) - diff - 1", "torch.exp(diff) - diff"),), {}),
     ("KL-NOT-ZERO", SEPARATE, (("log_r.exp() - 1 - log_r", "log_r.exp() - 1"),), {}),
     ("LOSS-ENTROPY-SIGN", f"{PLAIN}:with_entropy", (("- entropy_coef", "+ entropy_coef"),), {}),
@@ -386,6 +388,7 @@ SOFT_OR_STRANGE = {
     "LOSS-MIXED-ROW",
     "LOSS-MASK-LEAK",
     "LOSS-SAMPLER-INVERTED",
+    "LOSS-SAMPLER-BOUND",
 }
 """Pitfalls that tests of their own plant."""
 
@@ -579,12 +582,14 @@ def test_relations_catch_what_no_formula_anticipated(pitfall: str, ref: str, swa
     assert named(examine(ref, mutated(tmp_path, ref, swaps))) == {pitfall}
 
 
-def test_an_inverted_sampler_correction_is_named_and_the_right_one_is_not(tmp_path: Path) -> None:
+def test_a_wrong_sampler_correction_is_named_and_the_right_one_is_not(tmp_path: Path) -> None:
     ref = "strangers.py:truncated_is"
-    inverted = mutated(tmp_path, ref, (("old_logprobs - rollout_logprobs", "rollout_logprobs - old_logprobs"),))
 
     assert named(examine(ref)) == set()
+    inverted = mutated(tmp_path, ref, (("old_logprobs - rollout_logprobs", "rollout_logprobs - old_logprobs"),))
     assert named(examine(ref, inverted)) == {"LOSS-SAMPLER-INVERTED"}
+    floored = mutated(tmp_path, ref, (("clamp(max=cap)", "clamp(min=cap)"),))
+    assert named(examine(ref, floored)) == {"LOSS-SAMPLER-BOUND"}
 
 
 # Settings

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import itertools
+import random
 from pathlib import Path
 
 import pytest
 
 from rltriage_probes import checking
 from rltriage_probes.contract import Agrees, CheckRequest, Diverges, TargetResult, TargetSpec, Violates
+from rltriage_probes.reading import sample
 from rltriage_probes.reward import answers
 from rltriage_probes.reward.scoring import number
 
@@ -19,7 +21,8 @@ DATA = Path(__file__).parent / "data"
 def functions(module: str) -> list[str]:
     """Public functions of a specimen file, read without running it."""
     tree = ast.parse((DATA / f"{module}.py").read_text("utf-8"))
-    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [n.name for n in tree.body if isinstance(n, kinds) and not n.name.startswith("_")]
 
 
 def expected(module: str) -> dict[str, str]:
@@ -57,24 +60,34 @@ def says(result: TargetResult, probe: str) -> str:
     return outcome.convention.summary if isinstance(outcome, Agrees) else outcome.says
 
 
-@pytest.mark.parametrize("name", functions("rewards_right"))
-def test_a_right_reward_is_not_called_a_bug_and_is_recognised(name: str) -> None:
-    result = examine(f"rewards_right.py:{name}")
+@pytest.mark.parametrize(
+    ("module", "name"), [(m, n) for m in ("rewards_right", "rewards_more_right") for n in functions(m)]
+)
+def test_a_right_reward_is_not_called_a_bug_and_is_recognised(module: str, name: str) -> None:
+    result = examine(f"{module}.py:{name}")
 
     assert violations(result, "hard") == {}
     assert [c.outcome for c in result.checks if c.outcome.kind in ("raised", "not_run")] == []
     assert any(isinstance(c.outcome, Agrees) for c in result.checks)
 
 
-@pytest.mark.parametrize(("name", "pitfall"), expected("rewards_wrong").items())
-def test_a_wrong_reward_is_named(name: str, pitfall: str) -> None:
-    found = violations(examine(f"rewards_wrong.py:{name}"), "hard")
+@pytest.mark.parametrize(
+    ("module", "name", "pitfall"),
+    [(m, n, p) for m in ("rewards_wrong", "rewards_more_wrong") for n, p in expected(m).items()],
+)
+def test_a_wrong_reward_is_named(module: str, name: str, pitfall: str) -> None:
+    found = violations(examine(f"{module}.py:{name}"), "hard")
 
     assert pitfall in {p for ids in found.values() for p in ids}
 
 
-def test_every_wrong_reward_has_an_expectation() -> None:
-    assert set(functions("rewards_wrong")) == set(expected("rewards_wrong"))
+@pytest.mark.parametrize("module", ["rewards_wrong", "rewards_more_wrong"])
+def test_every_wrong_reward_has_an_expectation(module: str) -> None:
+    assert set(functions(module)) == set(expected(module))
+
+
+def test_every_further_wrong_reward_has_a_repaired_twin() -> None:
+    assert set(functions("rewards_more_wrong")) <= set(functions("rewards_more_right"))
 
 
 def test_a_hole_is_shown_with_the_text_that_earns_too_much() -> None:
@@ -204,6 +217,92 @@ def test_a_callable_object_is_scored() -> None:
 
     assert violations(result, "hard") == {}
     assert "a wrong one -0.5" in says(result, "reward.golden")
+
+
+def test_gold_answers_that_come_one_a_prompt_are_handed_over_as_documented() -> None:
+    wrong = violations(examine("rewards_more_wrong.py:GroupedGolds.__call__"), "hard")
+    right = violations(examine("rewards_more_right.py:GroupedGolds.__call__"), "hard")
+
+    assert wrong == {"reward.order": ["REW-ORDER"]}
+    assert right == {}
+
+
+def test_a_cache_behind_a_factory_is_found_by_its_first_answer(tmp_path: Path) -> None:
+    code = (
+        "def reward():\n"
+        "    known = {}\n\n"
+        "    def inner(prompts, completions, answer, **kwargs):\n"
+        "        rows = zip(prompts, completions, answer)\n"
+        "        return [known.setdefault(%s, float(c.strip() == a)) for p, c, a in rows]\n\n"
+        "    return inner\n"
+    )
+    by_prompt = written(tmp_path, code % "p")
+    by_all = written(tmp_path, code % "(p, c, a)")
+
+    assert violations(by_prompt, "hard")["reward.state"] == ["REW-STATE"]
+    assert violations(by_all, "hard") == {}
+
+
+@pytest.mark.parametrize(
+    ("doc", "answer", "hard"),
+    [
+        ("Numbers may be negative.", r"(\d+)", True),
+        ("Numbers are compared.", r"(\d+)", False),
+        ("Numbers are never negative.", r"(\d+)", False),
+        ("Numbers may be negative.", r"(-?\d+)", False),
+        ("2.0 equals 2.", r"(-?\d+)", True),
+        ('Answers are numbers such as "0.25".', r"(-?\d+)", True),
+        ("Thousands separators are removed.", r"(-?\d+)", True),
+    ],
+)
+def test_a_form_of_the_answer_is_demanded_only_where_the_docstring_promises_it(
+    tmp_path: Path, doc: str, answer: str, hard: bool
+) -> None:
+    code = (
+        "import re\n\n\ndef reward(completion, answer):\n"
+        f'    """1.0 for the right number behind ####, else 0.0. {doc}"""\n'
+        f"    m = re.search(r'#### {answer}$', completion)\n"
+        "    return float(m is not None and float(m.group(1)) == float(answer))\n"
+    )
+    found = violations(written(tmp_path, code), "hard")
+
+    assert found == ({"reward.forms": ["REW-FORMAT"]} if hard else {})
+
+
+def test_rows_without_a_gold_answer_may_not_shorten_the_list(tmp_path: Path) -> None:
+    code = (
+        "def reward(completions, answer, **kwargs):\n"
+        "    return [float(c.strip() == a) for c, a in zip(completions, answer) if a is not None]\n"
+    )
+    result = written(tmp_path, code)
+
+    assert violations(result, "hard")["reward.length"] == ["REW-LENGTH"]
+    assert "no gold answer" in says(result, "reward.length")
+
+
+def test_a_reward_that_reseeds_the_process_is_asked_about(tmp_path: Path) -> None:
+    code = (
+        "import random\n\n\ndef reward(completion, answer):\n"
+        "    random.seed(0)\n    return float(completion.strip() == answer)\n"
+    )
+    state = random.getstate()
+    result = written(tmp_path, code)
+
+    assert violations(result, "soft")["reward.reseeds"] == ["REW-STATE"]
+    assert random.getstate()[0] == state[0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"result\s*=\s*\{([^{}]+)\}\s*\Z", "result={@}"),
+        (r"<think>(.*?)</think>\s*<answer>(.*?)</answer>", "<think></think><answer>@</answer>"),
+        (r"\d+", "4"),
+        (r"(unclosed", None),
+    ],
+)
+def test_a_regular_expression_shows_what_it_matches(pattern: str, text: str | None) -> None:
+    assert sample(pattern, "@", "") == text
 
 
 def test_a_slow_reward_is_cut_short_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from conftest import hard, verify
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]
 
@@ -89,44 +88,40 @@ def copy(release: Path, tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def named(report: dict[str, Any]) -> set[str]:
-    return {p for f in report["findings"] if f["severity"] == "hard" for p in f["pitfalls"]}
-
-
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.names} {f.wrong[-24:]}")
-def test_a_planted_fault_is_named_alone_and_in_the_copys_file(fault: Fault, python: str, copy: Path) -> None:
+def test_a_planted_fault_is_named_alone_and_in_the_copys_file(fault: Fault, python, verify, copy: Path) -> None:
     fault.plant(copy)
 
     report = verify("--framework", "trl", "--python", python, "--stage", fault.stage, cwd=copy.parents[1])
 
-    assert named(report) == {fault.names}, hard(report)
-    assert report["stages"][fault.stage]["status"] == "failed"
-    assert f"third_party/trl/{fault.file}" in {f["target"].partition(":")[0] for f in report["findings"]}
-    assert "the copy in third_party/trl" in report["notes"][0]
+    assert report.named() == {fault.names}, report.hard()
+    assert report.report["stages"][fault.stage]["status"] == "failed"
+    assert f"third_party/trl/{fault.file}" in {f["target"].partition(":")[0] for f in report.report["findings"]}
+    assert "the copy in third_party/trl" in report.report["notes"][0]
 
 
-def test_the_unchanged_copy_is_clean(python: str, copy: Path) -> None:
+def test_the_unchanged_copy_is_clean(python, verify, copy: Path) -> None:
     report = verify("--framework", "trl", "--python", python, cwd=copy.parents[1])
 
-    assert hard(report) == []
-    assert not any("differs from" in note for note in report["notes"])
+    assert report.hard() == []
+    assert not any("differs from" in note for note in report.report["notes"])
 
 
-def test_the_three_classic_faults_together_are_all_named_and_nothing_else(python: str, copy: Path) -> None:
+def test_the_three_classic_faults_together_are_all_named_and_nothing_else(python, verify, copy: Path) -> None:
     for fault in (SIGN, EPSILON, MASK):
         fault.plant(copy)
 
     report = verify("--framework", "trl", "--python", python, str(copy.parents[1]), cwd=Path.home())
 
-    assert named(report) == {"LOGP-SIGN", "ADV-EPSILON", "MASK-DROPS-EOS"}, hard(report)
-    assert report["verdict"] == "findings"
+    assert report.named() == {"LOGP-SIGN", "ADV-EPSILON", "MASK-DROPS-EOS"}, report.hard()
+    assert report.report["verdict"] == "findings"
 
 
-def test_a_clip_without_restraint_is_named_in_every_loss_that_clips(python: str, copy: Path) -> None:
+def test_a_clip_without_restraint_is_named_in_every_loss_that_clips(python, verify, copy: Path) -> None:
     CLIP.plant(copy)
 
     report = verify("--framework", "trl", "--python", python, "--stage", "loss", cwd=copy.parents[1])
 
-    clipped = {f["name"] for f in report["findings"] if "LOSS-CLIP-MAX" in f["pitfalls"]}
+    clipped = {f["name"] for f in report.report["findings"] if "LOSS-CLIP-MAX" in f["pitfalls"]}
     assert {"grpo_loss-grpo", "grpo_loss-gspo", "grpo_loss-dapo", "grpo_loss-dr_grpo"} <= clipped
-    assert not any("cispo" in f["name"] or "rloo" in f["name"] for f in report["findings"])
+    assert not any("cispo" in f["name"] or "rloo" in f["name"] for f in report.report["findings"])

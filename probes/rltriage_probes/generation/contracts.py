@@ -101,8 +101,10 @@ _EOS = re.compile(
 
 _VERBATIM = prose(
     r"\bverbatim\b|\bcharacter (by|for) character\b|\b(all|every) other characters?\b[^.;]{0,12}\bkept|"
-    r"\bnothing else (is |was )?(changed|removed|touched|altered)|\bwhite ?-?space[^.;]{0,30}\b(kept|preserved|survives?|intact)|"
-    r"\bindentation\b[^.;]{0,30}\b(kept|preserved|survives?|intact|stays?)|\bexactly as (it was )?(written|generated|produced)"
+    r"\bnothing else (is |was )?(changed|removed|touched|altered)|\bwhite ?-?space[^.;]{0,30}\b(kept|preserved|"
+    r"survives?|intact)|"
+    r"\bindentation\b[^.;]{0,30}\b(kept|preserved|survives?|intact|stays?)|\bexactly as (it was )?(written|"
+    r"generated|produced)"
 )
 _ALL_BLOCKS = prose(
     r"\b(all|every|each|any)\b[^.;]{0,30}\b(blocks?|reasoning|thinking|think\w* \w+|thoughts?)\b|"
@@ -113,7 +115,8 @@ _LAST_CLOSE = prose(
     r"\bclos\w*[^.;]{0,40}\b(several times|more than once|twice|again)\b"
 )
 _REST = prose(
-    r"\bwhat is left\b|\brest\b|\bremain\w*|\beverything else\b|\boutside\b|\bbetween (the|two|them)\b|\bvisible text\b|"
+    r"\bwhat is left\b|\brest\b|\bremain\w*|\beverything else\b|\boutside\b|\bbetween (the|two|them)\b|"
+    r"\bvisible text\b|"
     r"\ball (the )?visible\b|\bother text\b"
 )
 _KEEPS_CALLS = prose(
@@ -121,11 +124,13 @@ _KEEPS_CALLS = prose(
     r"\b(keep|preserv)\w*[^.;]{0,40}\btool[ _-]?calls?\b"
 )
 _KEEPS_STOP = prose(
-    r"\b(stop|end|closing)[ -]?(string|word|marker|tag|sequence|character)s?( itself)?[^.;]{0,40}\b(kept|remains?|stays?|"
+    r"\b(stop|end|closing)[ -]?(string|word|marker|tag|sequence|character)s?( itself)?[^.;]{0,40}\b(kept|"
+    r"remains?|stays?|"
     r"preserved)\b(?! out)|\bkeep\w* the (stop|end|closing)[ -]?(string|word|marker|tag|sequence|character)"
 )
 _KEEPS_END = prose(
-    r"\b(end[ -]of[ -]\w+|eos|end|stop)[ -]?(token|marker)s?( itself)?[^.;]{0,30}\b(is |are )?(kept|stays?|remains?|visible)\b|"
+    r"\b(end[ -]of[ -]\w+|eos|end|stop)[ -]?(token|marker)s?( itself)?[^.;]{0,30}\b(is |are )?(kept|stays?|"
+    r"remains?|visible)\b|"
     r"\bkeep\w* (the )?(end[ -]of[ -]\w+|eos|end|stop)[ -]?(token|marker)"
 )
 _KEEPS_TAGS = prose(
@@ -134,7 +139,8 @@ _KEEPS_TAGS = prose(
 )
 _LEFT = prose(r"\bleft[- ]?padd|\bpadd\w+ (on|at|to) the left|\bpadding_side\b[^.;]{0,10}left|\bpads? in front")
 _COMPLETION_ONLY = prose(
-    r"\b(without|minus|not|no|drop\w*|cut\w*|strip\w*|remov\w*|exclud\w*|behind|after)\b[^.;]{0,20}\b(its |the |their |a )?prompts?\b|"
+    r"\b(without|minus|not|no|drop\w*|cut\w*|strip\w*|remov\w*|exclud\w*|behind|after)\b[^.;]{0,20}\b(its |the |"
+    r"their |a )?prompts?\b|"
     r"\b(completion|response|generated|generation|answer|new tokens?)\b[^.;]{0,12}\b(only|alone|part)\b|"
     r"\bonly (the |its |their )?(completion|response|generated|generation|answer|new tokens?)"
 )

@@ -1,8 +1,8 @@
 """Answers that differ in one respect only: the plain one survives, so the other one has to.
 
 A decoder may cut the header of the chat template, a stop string, a marker. It may not eat letters of the answer
-because they occur in one of these, nor cut at a word that the answer happens to contain. Each pair holds the surroundings
-fixed: where the control comes through whole and its twin does not, no convention explains it.
+because they occur in one of these, nor cut at a word that the answer happens to contain. Each pair holds the
+surroundings fixed: where the control comes through whole and its twin does not, no convention explains it.
 """
 
 from __future__ import annotations

@@ -26,8 +26,11 @@ AFTER_EOS = Pitfall(id="DEC-AFTER-EOS", family="pad-eos", says="reads on behind 
 _BLANK = Pitfall(id="DEC-BLANK", family="decode-blank", says="turns completions that a person can read into empty text")
 _STRIP = Pitfall(id="DEC-STRIP", family="decode-strip", says="removes tokens of the visible answer")
 _RAISES = Pitfall(id="DEC-RAISES", family="reward-exception", says="raises on rows that a rollout does contain")
+PROMPT_EDGE = Pitfall(
+    id="DEC-PROMPT-EDGE", family="pad-eos", says="takes the completion to start at another column than it does"
+)
 ORDER = Pitfall(id="DEC-ORDER", family="reward-order", says="gives a text that depends on the other rows of the batch")
-PITFALLS = (TOOL, PAD_TEXT, AFTER_EOS)
+PITFALLS = (TOOL, PAD_TEXT, AFTER_EOS, PROMPT_EDGE)
 
 _TOOL_TEXT = "wombat returned 7"
 _CALL = "look it up "
@@ -37,13 +40,15 @@ _LONG = "This row was cut off by the length limit and so it has no end token at 
 _FOREIGN = "Sí, 日本 ✓"
 _PROMPT = "Name it: §"
 _SHORT_PROMPT = "Go: §"
+_PROMPTS = (_PROMPT, _SHORT_PROMPT)
+_PROMPT_END = "§"
 
 
 class Tokenizer:
     """One token a character, the markers as one token each; pad, eos and unknown are special."""
 
     pad_token, eos_token, unk_token, bos_token = "<pad>", "<eos>", "<unk>", None
-    turn_token = "<turn>"
+    turn_token = "<turn>"  # noqa: S105  a token of text
     bos_token_id = None
     padding_side = "right"
     name_or_path = "stand-in"
@@ -278,7 +283,7 @@ def _one_by_one(subject: Subject, inputs: Mapping[str, Any], n: int) -> list[Tex
         ]
         try:
             values = [subject.bound.call_raw(p) for p in parts]
-        except CallFailed:
+        except (CallFailed, IndexError):  # a form of the ids may need both dimensions
             continue
         alone = [single[0] if isinstance(v, list) and (single := rows(v, 1)) else v for v in values]
         if all(isinstance(v, (str, dict, tuple, type(None))) for v in alone):
@@ -348,7 +353,9 @@ def _order(
         elsewhere = [j for j, t in enumerate(texts) if j != i and row.answer in t]
         alone = len(row.answer) > 5 and sum(row.answer in r.answer for r in rollout) == 1
         if alone and row.answer not in text.text and len(elsewhere) == 1:
-            says = f"the text of row {i} comes out in place {elsewhere[0]}: {quote(row.answer)} gives {quote(text.value)}"
+            says = (
+                f"the text of row {i} comes out in place {elsewhere[0]}: {quote(row.answer)} gives {quote(text.value)}"
+            )
             return violates(probe, asks, says, ORDER)
     try:
         turned = _decoded(subject, _given(subject, tok, rollout[::-1], prompt), rollout[::-1])
@@ -356,7 +363,9 @@ def _order(
         return None
     for (row, text), other in zip(got, (turned or [])[::-1], strict=False):
         if text.text != other.text:
-            says = f"in reversed order a row gives another text, {row.name}: {quote(text.value)} and {quote(other.value)}"
+            says = (
+                f"in reversed order a row gives another text, {row.name}: {quote(text.value)} and {quote(other.value)}"
+            )
             return violates(probe, asks, says, ORDER)
     return None
 
@@ -364,11 +373,19 @@ def _order(
 def _echo(got: Sequence[tuple[_Row, Text]], contract: Contract) -> Check:
     """Is the prompt in the text of a function that knows where it ends?"""
     probe, asks = "decode.prompt", "is the prompt kept out of the text?"
-    row, text = got[0]
-    if _PROMPT in text.text and isinstance(text.value, str):
-        says = f"the prompt stands in front of the completion, {row.name}: {quote(text.value)}"
+    leaks = [(row, text) for row, text in got if _PROMPT_END in text.text and isinstance(text.value, str)]
+    whole = [text for _, text in leaks if any(p in text.text for p in _PROMPTS)]
+    if leaks and len(whole) < len(got):
+        row, text = leaks[0]
+        says = f"of some rows the end of the prompt stands in front of the completion, {row.name}: {quote(text.value)}"
+        return violates(probe, asks, says, PROMPT_EDGE)
+    if whole:
+        says = f"the prompt stands in front of the completion: {quote(whole[0].value)}"
         return violates(probe, asks, says, TOOL, severity="hard" if contract.completion_only else "soft")
-    return agrees(probe, asks, "the prompt is not in the text" if _PROMPT not in text.text else "the prompt is given apart")
+    text = got[0][1]
+    return agrees(
+        probe, asks, "the prompt is not in the text" if _PROMPT not in text.text else "the prompt is given apart"
+    )
 
 
 def _second_end(subject: Subject, tok: Tokenizer, prompt: bool) -> Iterator[Check]:
@@ -378,9 +395,9 @@ def _second_end(subject: Subject, tok: Tokenizer, prompt: bool) -> Iterator[Chec
         return
     probe, asks = "decode.ends", "does the text stop at every end token that it was given?"
     rollout = [
-        _row(tok, "ends at the second end token", [("It is Lima.", 1, 1), (tok.turn_token, 1, 1), (_JUNK, 0, 0)], "It is Lima."),
-        _row(tok, "ends at the first end token", [("It is Quito.", 1, 1), (tok.eos_token, 1, 1), (_JUNK, 0, 0)], "It is Quito."),
-    ]  # fmt: skip
+        _row(tok, f"ends at {end}", [("It is Lima.", 1, 1), (end, 1, 1), (_JUNK, 0, 0)], "It is Lima.")
+        for end in (tok.turn_token, tok.eos_token)
+    ]
     inputs = {**_given(subject, tok, rollout, prompt), "eos_token_id": [tok.eos_token_id, tok.turn_token_id]}
     try:
         texts = _decoded(subject, inputs, rollout)
@@ -447,7 +464,9 @@ def _left(
         return
     for row, text in zip(rows_, texts or [], strict=False):
         if survival(row.answer, text.text) in ("damaged", "gone"):
-            says = f"of a row that is padded in front, as documented, {quote(row.answer)} comes out as {quote(text.value)}"
+            says = (
+                f"of a row that is padded in front, as documented, {quote(row.answer)} comes out as {quote(text.value)}"
+            )
             yield violates(probe, asks, says, _STRIP)
             return
     yield agrees(probe, asks, "padding in front is passed over")

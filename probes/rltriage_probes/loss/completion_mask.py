@@ -121,7 +121,11 @@ def axes(subject: Subject, s: Seen) -> tuple[Axis, ...]:
             name="cut off",
             options=(
                 Option(name="whole row", standing="standard"),
-                Option(name="none", says="completions without an end token are left out", source="TRL mask_truncated_completions"),
+                Option(
+                    name="none",
+                    says="completions without an end token are left out",
+                    source="TRL mask_truncated_completions",
+                ),
                 probing.as_pitfall("first only", NO_EOS),
             ),
         ),
@@ -152,7 +156,8 @@ def _sampled(row: Tensor, eos: int, rule: str, pad: int = PAD) -> Tensor:
 def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     """The mask [B, T] of one case, in the width that the user's function gave."""
     ids = s.inputs["token_ids"]
-    eos, pad, prompt = (int(s.inputs[k]) for k in ("eos_token_id", "pad_token_id", "prompt_length"))  # type: ignore[call-overload]
+    words = ("eos_token_id", "pad_token_id", "prompt_length")
+    eos, pad, prompt = (int(s.inputs[k]) for k in words)  # type: ignore[call-overload]
     assert isinstance(ids, Tensor)
     completion = ids[:, prompt:]
     rows = []

@@ -14,7 +14,7 @@ from rltriage_probes import probing, solver, tolerance
 from rltriage_probes.contract import Agrees, Check
 from rltriage_probes.loss import estimators, surrogate
 from rltriage_probes.model import Axis, CallFailed, Case, Option, Role, Subject
-from rltriage_probes.solver import Knobs, Options, Result, Seen, Solution
+from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
 
 ASKS = "which estimator of KL(policy || reference) is this?"
 WRT = ("logprobs",)
@@ -35,7 +35,8 @@ def _case(name: str) -> Case:
     old = logp + torch.randn(b, t, generator=g) * 0.3
     inputs = {
         "logprobs": logp, "ref_logprobs": ref, "old_logprobs": old, "completion_mask": mask,
-        "attention_mask": mask.long(), "lengths": lengths, "ratio": (logp - old).exp(), "token_count": 1.5 * float(mask.sum()), "row_count": float(b),
+        "attention_mask": mask.long(), "lengths": lengths, "ratio": (logp - old).exp(),
+        "token_count": 1.5 * float(mask.sum()), "row_count": float(b),
     }  # fmt: skip
     return Case(name=name, inputs=inputs)
 
@@ -79,11 +80,19 @@ def run(subject: Subject) -> Iterator[Check]:
         yield probing.raised("kl.formula", ASKS, "log-ratios of both signs", e)
         return
     base = axes(subject, surrogate.reduction(seen[0].value))
-    knobs = (probing.knob(subject, "beta", ("beta",), (1.0,)), surrogate.length_knob(subject))
+    knobs = (_weight(subject), surrogate.length_knob(subject))
     found = solver.solve(seen, reference, base, knobs)
     yield _formula_check(seen, base, found)
     if found is not None and not found.pitfalls and "completion_mask" in subject.bound.names:
         yield from _filler(subject)
+
+
+def _weight(subject: Subject) -> Knob:
+    """A weight that the function multiplies in: known, or a small number in its source; 1/2 belongs to k2."""
+    known = probing.knob(subject, "beta", ("beta",), (1.0,))
+    if known.known:
+        return known
+    return Knob(name="beta", values=(1.0, *(x for x in subject.literals if 1e-6 <= x < 0.5)))
 
 
 def _observed(subject: Subject, case: Case) -> Seen:
@@ -144,13 +153,17 @@ ROLE = Role(
     name="kl",
     stage="loss",
     asks="log-probs of policy and reference -> KL estimates [B, T], or their mean",
-    takes=("logprobs", "ref_logprobs", "completion_mask", "old_logprobs", "ratio", "attention_mask", "kl_estimator", "beta", "token_count"),
+    takes=(
+        "logprobs", "ref_logprobs", "completion_mask", "old_logprobs", "ratio", "attention_mask", "kl_estimator",
+        "beta", "token_count",
+    ),
     needs=(("logprobs",), ("ref_logprobs",)),
     returns="scalar",
     example=example,
     run=run,
     pitfalls=(
-        estimators.ESTIMATOR, estimators.REVERSED, estimators.SIGN, estimators.NOT_ZERO, estimators.NO_SQUARE, estimators.OVERFLOW,
+        estimators.ESTIMATOR, estimators.REVERSED, estimators.SIGN, estimators.NOT_ZERO, estimators.NO_SQUARE,
+        estimators.OVERFLOW,
         surrogate.AGGREGATION,
         surrogate.PADDED_DENOMINATOR, surrogate.MASK_MISSING, surrogate.MASK_INVERTED, surrogate.MASK_SHIFT,
         surrogate.MASK_NUMERATOR,

@@ -77,10 +77,12 @@ def _filled(name: str, logp: Tensor, old: Tensor, ref: Tensor, advantages: Tenso
         name=name,
         inputs={
             "logprobs": logp, "old_logprobs": old, "ref_logprobs": ref, "rollout_logprobs": old.clone(),
-            "advantages": advantages, "completion_mask": mask, "attention_mask": mask.long(), "lengths": mask.sum(-1).long(),
+            "advantages": advantages, "completion_mask": mask, "attention_mask": mask.long(),
+            "lengths": mask.sum(-1).long(),
             "ratio": (logp - old).exp(), "log_ratio": logp - old, "negative_log_ratio": old - logp,
             "entropies": torch.zeros(b, t), "token_count": 1.5 * float(mask.sum()), "row_count": float(b),
-            "token_ids": torch.arange(b * t).view(b, t) % 9 + 3, "max_completion_length": surrogate.PASSED_LENGTH, "group_size": 2,
+            "token_ids": torch.arange(b * t).view(b, t) % 9 + 3, "max_completion_length": surrogate.PASSED_LENGTH,
+            "group_size": 2,
             "values": values, "old_values": values.clone(), "returns": values.clone(),
         },
     )  # fmt: skip
@@ -202,17 +204,19 @@ def rest_axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
 def clip_knobs(subject: Subject) -> tuple[Knob, ...]:
     """Clip distances, caps and the constant denominator: known, written in the function, or usual."""
     clipping = lambda o: o["surrogate"] in surrogate.CLIPPING  # noqa: E731
-    apart = lambda o: (
-        (clipping(o) and o["bounds"] in ("apart", "high for both")) or o["surrogate"] in surrogate.UPPER_ONLY
-    )  # noqa: E731
+    two = ("apart", "high for both")
+    upper = surrogate.UPPER_ONLY
+    apart = lambda o: (clipping(o) and o["bounds"] in two) or o["surrogate"] in upper  # noqa: E731
+    dual = lambda o: o["surrogate"].startswith("dual")  # noqa: E731
+    absolute = lambda o: o["surrogate"] == "cispo absolute"  # noqa: E731
     return (
         _clip_knob(subject, "clip_low", ("clip_low", "clip"), (0.2, 3e-4, 0.1), clipping, fit=(1e-4, 5.0)),
         _clip_knob(subject, "clip_high", ("clip_high", "clip"), (0.28, 4e-4, 0.272, 0.2), apart),
         probing.knob(
-            subject, "dual_clip", ("dual_clip",), (3.0, 4.0, 10.0), active=lambda o: o["surrogate"].startswith("dual"), within=(1.01, 1e2)
+            subject, "dual_clip", ("dual_clip",), (3.0, 4.0, 10.0), active=dual, within=(1.01, 1e2)
         ),
         probing.knob(
-            subject, "cap", ("clip_high", "clip"), (5.0,), active=lambda o: o["surrogate"] == "cispo absolute", within=(1.01, 1e2)
+            subject, "cap", ("clip_high", "clip"), (5.0,), active=absolute, within=(1.01, 1e2)
         ),
         surrogate.length_knob(subject),
     )  # fmt: skip
@@ -285,8 +289,16 @@ def run(subject: Subject) -> Iterator[Check]:
     if policy is not None and not policy.pitfalls and "completion_mask" in names:
         yield from _unread_mask(subject, parts, policy)
         yield from _masked_filler(subject)
-    if policy is not None and not policy.pitfalls and {"rollout_logprobs", "old_logprobs"} <= names:
-        yield from sampler.check(subject, seeded("straddling ratios"), policy, observe)
+    if {"rollout_logprobs", "old_logprobs"} <= names:
+        yield from _sampler_check(subject, parts, policy)
+
+
+def _sampler_check(subject: Subject, parts: Parts, policy: Solution | None) -> Iterator[Check]:
+    """Where sampler and trainer agree, a floor above 1 is a factor: so a surrogate with a factor counts too."""
+    scaled = _scaled(subject, parts) if policy is None else None
+    base = policy if scaled is None else scaled[0]
+    if base is not None and not base.pitfalls:
+        yield from sampler.check(subject, seeded("straddling ratios"), base, observe)
 
 
 def _has_rest(parts: Parts) -> bool:
@@ -348,19 +360,27 @@ def _severity(subject: Subject, policy: Solution) -> Severity:
 
 def _nearest(subject: Subject, parts: Parts, axes: tuple[Axis, ...]) -> Outcome:
     """No combination fits: say whether a right one fits but for a global factor."""
-    knobs = clip_knobs(subject)
-    for options, _ in solver.combinations(axes, 0):
-        values = {k.name: k.values[0] for k in knobs if k.active(options)}
-        factors = [_factor(s, surrogate.reference(s, options, values)) for s in parts.policy]
-        if None not in factors and abs(factors[0] / factors[-1] - 1) < 1e-3:  # type: ignore[operator]
-            words = solver.convention(axes, Solution(options=options, knobs=values, pitfalls=())).summary
-            says = f"equals {words}, times {factors[0]:.6g}"
-            return probing.diverges(says, None, {"factor": factors[0]})  # type: ignore[dict-item]
+    scaled = _scaled(subject, parts)
+    if scaled is not None:
+        solution, factor = scaled
+        says = f"equals {solver.convention(axes, solution).summary}, times {factor:.6g}"
+        return probing.diverges(says, None, {"factor": factor})
     standard = {a.name: a.options[0].name for a in axes}
     gap = probing.distance(
         parts.policy, surrogate.reference, standard, {"clip_low": 0.2, "clip_high": 0.2, "length": 1.0}
     )
     return probing.diverges("no known surrogate gives this loss", gap)
+
+
+def _scaled(subject: Subject, parts: Parts) -> tuple[Solution, float] | None:
+    """A right combination that fits but for a global factor, and that factor."""
+    knobs = clip_knobs(subject)
+    for options, _ in solver.combinations(surrogate.axes(subject, parts.reduced), 0):
+        values = {k.name: k.values[0] for k in knobs if k.active(options)}
+        factors = [f for s in parts.policy if (f := _factor(s, surrogate.reference(s, options, values))) is not None]
+        if len(factors) == len(parts.policy) and abs(factors[0] / factors[-1] - 1) < 1e-3:
+            return Solution(options=options, knobs=values, pitfalls=()), factors[0]
+    return None
 
 
 def _factor(s: Seen, want: Result) -> float | None:
@@ -419,7 +439,8 @@ def _nearest_rest(subject: Subject, parts: Parts, axes: tuple[Axis, ...]) -> Out
         weights = [_factor(s, rest_reference(s, options, {"beta": 1.0, "length": 1.0})) for s in parts.kl]
         if None not in weights and abs(weights[0] / weights[-1] - 1) < 1e-3:  # type: ignore[operator]
             words = solver.convention(axes, Solution(options=options, knobs={}, pitfalls=())).summary
-            return probing.diverges(f"equals {words}, with weight {weights[0]:.6g}", None, {"weight": weights[0]})  # type: ignore[dict-item]
+            weight: float = weights[0]  # type: ignore[assignment]
+            return probing.diverges(f"equals {words}, with weight {weight:.6g}", None, {"weight": weight})
     standard = {a.name: a.options[0].name for a in axes}
     gap = probing.distance(parts.kl, rest_reference, standard, {"beta": 0.04, "length": 1.0})
     has_reference = "ref_logprobs" in subject.bound.names
@@ -461,7 +482,7 @@ def _switched(subject: Subject) -> bool:
 
 
 def _entropy_check(subject: Subject) -> Iterator[Check]:
-    """A bonus is linear in the entropies and has nothing to do with the advantages; other uses of them are not judged."""
+    """A bonus is linear in the entropies and apart from the advantages; other uses of them are not judged."""
     asks = "does the entropy term reward exploration?"
     case = seeded("straddling ratios")
     ones = torch.ones_like(case.inputs["entropies"])
@@ -551,13 +572,16 @@ def _direction(g: Tensor, a: Tensor, mask: Tensor, asks: str) -> Check:
         says = f"in {mixed} of {len(g)} rows some tokens move with the advantage of their row and some against it"
         return probing.violation(probe, asks, says, MIXED_ROW, surrogate.ADV_AXIS)
     if share > 0.02:
-        says = f"{share:.0%} of the trained tokens, in whole rows, are pushed against their advantage; a baseline inside the loss may do that"
+        says = (
+            f"{share:.0%} of the trained tokens, in whole rows, are pushed against their advantage; "
+            "a baseline inside the loss may do that"
+        )
         return probing.violation(probe, asks, says, WRONG_WAY, surrogate.ADV_AXIS, severity="soft")
     return probing.holds(probe, asks, "tokens move with the advantage of their row")
 
 
 def _unread_mask(subject: Subject, parts: Parts, policy: Solution) -> Iterator[Check]:
-    """Cases hand per-token advantages over with zeros on padding, as trainers do: a loss may lean on that, or forget its mask."""
+    """Per-token advantages of the cases are 0 on padding, as trainers have it: a loss may lean on that."""
     if parts.reduced != "scalar" or policy.options["agg"] not in ("padded", "sum"):
         return
     asks = "does the mask matter where the advantages are not 0 on padding?"
@@ -621,7 +645,8 @@ ROLE = Role(
     run=run,
     pitfalls=(
         *surrogate.PITFALLS, estimators.ESTIMATOR, estimators.K1_LOSS, estimators.REVERSED, estimators.SIGN,
-        estimators.DETACHED, estimators.NOT_ZERO, estimators.NO_SQUARE, estimators.MISSING, estimators.OVERFLOW, NOT_FINITE, NO_GRADIENT, WRONG_WAY, MIXED_ROW,
+        estimators.DETACHED, estimators.NOT_ZERO, estimators.NO_SQUARE, estimators.MISSING, estimators.OVERFLOW,
+        NOT_FINITE, NO_GRADIENT, WRONG_WAY, MIXED_ROW,
         READS_MASKED, ENTROPY_SIGN, sampler.INVERTED, sampler.BOUND,
     ),
 )  # fmt: skip

@@ -106,12 +106,14 @@ PADDED_DENOMINATOR = Pitfall(
 
 PITFALLS = (
     SIGN, ADV_SIGN, ADV_AXIS, RATIO_INVERTED, RATIO_DETACHED, RATIO_CONSTANT, RATIO_NO_EXP, RATIO_SUM, RATIO_PADDED,
-    CLIP_MAX, CLIP_NO_MIN, CLIP_BLIND, CLIP_SWAPPED, CLIP_ONE_SIDED, CLIP_NO_ONE, DUAL_SIGN, ONE_BOUND, RATIO_REFERENCE, CISPO_GRADIENT, BRANCH, MASK_MISSING,
+    CLIP_MAX, CLIP_NO_MIN, CLIP_BLIND, CLIP_SWAPPED, CLIP_ONE_SIDED, CLIP_NO_ONE, DUAL_SIGN, ONE_BOUND,
+    RATIO_REFERENCE, CISPO_GRADIENT, BRANCH, MASK_MISSING,
     MASK_INVERTED, MASK_SHIFT, MASK_NUMERATOR, AGGREGATION, PADDED_DENOMINATOR,
 )  # fmt: skip
 
 CLIPPING = frozenset({
-    "clip", "dual", "max", "no min", "blind", "swapped", "lower only", "cispo", "cispo leak", "log clip", "geometric", "no one",
+    "clip", "dual", "max", "no min", "blind", "swapped", "lower only", "cispo", "cispo leak", "log clip", "geometric",
+    "no one",
     "low no one", "dual for all",
 })  # fmt: skip
 UPPER_ONLY = frozenset({"upper only", "cispo upper", "cispo upper leak"})
@@ -166,7 +168,9 @@ def _level(subject: Subject) -> Axis:
     sequence = (
         Option(name="sequence", says="one length-normalised ratio a sequence", source="GSPO, arXiv:2507.18071"),
         probing.wrong_here(
-            Option(name="sequence sum", says="one ratio a sequence, of summed log-probs", source="RLOO; TRL RLOOTrainer"),
+            Option(
+                name="sequence sum", says="one ratio a sequence, of summed log-probs", source="RLOO; TRL RLOOTrainer"
+            ),
             RATIO_SUM, gspo,
         ),
         probing.as_pitfall("sequence padded", RATIO_PADDED),
@@ -461,7 +465,7 @@ def _capped(kind: str, r: Tensor, a: Tensor, logp: Tensor, high: float) -> Tenso
 
 
 def _geometric(r: Tensor, a: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
-    """GMPO: the pessimistic one of each token's log-ratio and its clip, averaged over the sequence, then exponentiated."""
+    """GMPO: exp of a sequence's mean of each token's pessimistic choice between its log-ratio and the clipped one."""
     d = r.log()
     sign = torch.where(a < 0, -1.0, 1.0)
     chosen = sign * torch.minimum(sign * d, sign * d.clamp(-low, high))
@@ -509,7 +513,7 @@ _PLACE = {pair: i for i, pair in enumerate((a, m) for a in AGGREGATIONS for m in
 
 
 def aggregated(each: Tensor, s: Seen, options: Options, knobs: Knobs, key: tuple[object, ...]) -> Tensor:
-    """[B, T] -> scalar, [B] or the matrix itself, under the axes `agg` and `mask`; `key` stands for the tokens in the memo."""
+    """[B, T] -> scalar, [B] or the matrix itself, by `agg` and `mask`; `key` stands for the tokens in the memo."""
     agg, masking_ = options["agg"], options["mask"]
     if agg == "none":
         return each

@@ -56,7 +56,8 @@ KINDS = (
     Kind(name="word", gold="zebra", other="lion", wrong=("hippo", "cockatoo"), parts=("zeb", "z"), wider=("zebrafish",),
          anagrams=("braze",), options=("zebra", "lion", "hippo", "cockatoo")),
     Kind(name="option letter", gold="B", other="D", wrong=("C", "A"), options=("A", "B", "C", "D")),
-    Kind(name="fraction", gold="\\frac{3}{7}", other="\\frac{5}{8}", wrong=("\\frac{2}{9}", "12", "\\frac{3}{8}"), options=()),
+    Kind(name="fraction", gold="\\frac{3}{7}", other="\\frac{5}{8}", 
+         wrong=("\\frac{2}{9}", "12", "\\frac{3}{8}")),
     Kind(name="yes or no", gold="yes", other="no", wrong=("no",), options=("yes", "no")),
 )  # fmt: skip
 
@@ -147,7 +148,10 @@ def formats(reading: Reading, markers: Markers) -> tuple[Format, ...]:
     for tag in _other_tags(reading):
         own += _tagged(f"<{tag}>", f"</{tag}>", markers)
     own += _matched(reading)
-    own += [Format("JSON", f'{{"{key}": "@"}}') for key in _json_keys(reading)]
+    keys = _json_keys(reading)
+    own += [Format("JSON", f'{{"{key}": "@"}}') for key in keys]
+    if len(keys) > 1:
+        own.append(Format("JSON with all keys", "{" + ", ".join(f'"{key}": "@"' for key in keys) + "}"))
     own += [Format(f"behind {p!r}", f"{REASONING}\n{p} @") for p in _prefixes(reading)]
     usual = [] if any(p.open == "<answer>" for p in markers.answer) else _tagged("<answer>", "</answer>", markers)
     thought = [

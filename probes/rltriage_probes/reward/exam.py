@@ -1,4 +1,4 @@
-"""What the checks of a reward share: the function, what it says of itself, the formats in which it pays, the pitfalls."""
+"""What the checks of a reward share: the function, its own words, the formats in which it pays, the pitfalls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What earns full marks and shouldn't: empty answers, parts, hedges, drafts, the prompt, the name of the gold variable."""
+"""What earns full marks and shouldn't: empty answers, parts, hedges, drafts, the prompt, a variable's name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXCUSED = (
     "an answer that the gold fits as a pattern",
 )
 """Holes that a reward of overlap or containment has by its nature."""
-_EQUALITY = prose(r"\bequals?\b|equality|\bsame (number|value)|numerical|\bsigned\b|\bnegative\b|\bintegers?\b")
+_SIGNED = prose(r"\bsigned\b|\bnegative (numbers?|integers?|answers?|values?)\b")
 _APPROXIMATE = prose(r"toleran|within|approx|\bclose|round|\bint\(|floor|magnitude|absolute")
 _UNSIGNED = prose(r"magnitude|absolute|unsigned|non-?negative|sign (is )?(ignored|dropped)|positive")
 _ANY = prose(r"\bany\b|\bone of\b|at least one|\bcontain|pass@")
@@ -38,13 +38,15 @@ _FIRST = prose(
     r"(answer|box(ed)?|\\boxed|block|tag|pair|match|one|number|####)\b",
 )
 _BEHIND = prose(
-    r"\b(behind|after|following|follows|past|outside)\b[^.;]{0,40}(</\w*(think|reason)|\bthink\w*|\breason\w*|closing tag)|"
+    r"\b(behind|after|following|follows|past|outside)\b[^.;]{0,40}(</\w*(think|reason)|\bthink\w*|\breason\w*|"
+    r"closing tag)|"
     r"\b(thinking|reasoning|thoughts?)\b[^.;]{0,30}(is |are |does |do )?(not |n't )(count|score|search|consider|read)|"
     r"\b(ignor|drop|remov|strip|skip)\w*[^.;]{0,20}\b(the )?(thinking|reasoning|think block|draft)",
 )
 _EVALUATES = prose(r"\beval\(|\bexec\(|parse_expr\(|sympify\(|numexpr")
 _EMPTY_IS_NOTHING = prose(
-    r"\b(empty|blank|silent|silence|no (answer|completion|text)|missing answer)\b[^.;]{0,50}\b(0(\.0)?|zero|nothing|no reward)\b|"
+    r"\b(empty|blank|silent|silence|no (answer|completion|text)|missing answer)\b[^.;]{0,50}\b(0(\.0)?|zero|"
+    r"nothing|no reward)\b|"
     r"\b(0(\.0)?|zero|nothing|no reward)\b[^.;]{0,30}\b(for|if|when|on)\b[^.;]{0,30}\b(empty|blank|no answer|missing)",
 )
 
@@ -153,11 +155,10 @@ def _gold_names(exam: Exam) -> tuple[str, ...]:
 def _near(exam: Exam, win: Win) -> Iterator[tuple[str, Item, bool]]:
     """Answers that are wrong by little: the sign, the decimals, the second word."""
     if win.kind.name == "number" and not exam.lenient:
-        sure = bool(_EQUALITY.search(exam.doc))
         if not _UNSIGNED.search(exam.reading.prose):
-            yield "the answer with the other sign", win.item("-142"), sure
+            yield "the answer with the other sign", win.item("-142"), bool(_SIGNED.search(exam.doc))
         if not _APPROXIMATE.search(exam.reading.prose + exam.reading.code):
-            yield "a number that only begins like the answer", win.item("14.9", "14"), sure
+            yield "a number that only begins like the answer", win.item("14.9", "14"), False
     if win.kind.name == "word" and win.gold is GOLDS[0]:
         yield "another answer with the same first word", win.item("New Delhi", "New York"), True
         yield "an answer that the gold fits as a pattern", win.item("3x5", "3.5"), True
@@ -207,11 +208,15 @@ def two_answers(exam: Exam) -> Iterator[Check]:
         if not about.search(exam.reading.prose) or other.search(exam.reading.prose):
             continue
         if not exam.accepts(win, good):
-            says = f"the {promised} answer counts by the docstring, and {quote(good.text)} earns nothing for {quote(gold)}"
+            says = (
+                f"the {promised} answer counts by the docstring, and {quote(good.text)} earns nothing for {quote(gold)}"
+            )
             yield violates(probe, asks, says, FORMAT, HOLE)
             return
         if exam.accepts(win, bad):
-            says = f"only the {promised} answer counts by the docstring, and {quote(bad.text)} is paid for {quote(gold)}"
+            says = (
+                f"only the {promised} answer counts by the docstring, and {quote(bad.text)} is paid for {quote(gold)}"
+            )
             yield violates(probe, asks, says, HOLE)
             return
     if by_last and by_first:

@@ -62,8 +62,8 @@ def _first_wins(exam: Exam) -> str:
         (w2, c), (r2, d) = wrong_first
         if same(a, b) and same(c, d) and a > c:
             return (
-                f"for one prompt {quote(r.text)} earns {a:g} and then the wrong {quote(w.text)} earns {b:g}; for another "
-                f"the wrong {quote(w2.text)} earns {c:g} first and then the right {quote(r2.text)} earns {d:g}"
+                f"for one prompt {quote(r.text)} earns {a:g} and then the wrong {quote(w.text)} earns {b:g}; for "
+                f"another the wrong {quote(w2.text)} earns {c:g} first and then the right {quote(r2.text)} earns {d:g}"
             )
     return ""
 
@@ -99,9 +99,7 @@ def reseeds(exam: Exam) -> Iterator[Check]:
         finally:
             restore(kept)
         if repr(states[0]) == repr(states[1]):
-            says = (
-                f"a call sets the state of {name} that the whole process shares; samplers that draw from it repeat themselves"
-            )
+            says = f"a call sets the state of {name}, which the whole process shares: samplers draw the same again"
             asks = "does it leave the random generators of the process alone?"
             yield violates("reward.reseeds", asks, says, STATE, severity="soft")
             return

@@ -1,7 +1,8 @@
-"""What a reward's docstring promises about the answers that it takes and the amounts that it pays, and whether it holds."""
+"""What a reward's docstring promises about the answers that it takes and the amounts that it pays."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -40,59 +41,64 @@ class Form:
     pairs: tuple[tuple[str, str], ...]
     promise: str
     """What the docstring says where it promises the form; empty: nothing promises it."""
+    unless: str = r"(?!)"
+    """In a sentence with these words the promise is another one."""
     asked: bool = False
     """Whether a refusal is worth a question without a promise."""
     box: bool = False
     """Only in a box."""
 
 
+_OF_NUMBERS = r"(numbers?|integers?|decimals?|answers?|values?|results?|ones)"
+_CASE = (
+    r"\bcase-?insensitiv|\bignor\w* (the )?(letter )?case\b|\bregardless of (letter )?case|\bcase (is |are )?"
+    r"(ignored|irrelevant|folded)|\bcase[- ]?fold|\bcase (does not|doesn't|never) matter|\birrespective of case|"
+    r"(?<!\bin )\b(any|either) case\b"
+)
 _FORMS = (
     Form(name="a negative number", kind="number", pairs=(("-142", "-142"),), asked=True,
-         promise=r"\b(signed|negative)\b|\bminus sign"),
+         promise=rf"\b(signed|negative)\b(?!\W*(reward|score|penalt|return|bonus|feedback|sample|example))[^.;]{{0,20}}\b{_OF_NUMBERS}\b|"
+                 rf"\b{_OF_NUMBERS}\b[^.;]{{0,20}}\b(signed|negative)\b|\bminus signs?\b[^.;]{{0,20}}\b(count|matter|kept)"),
     Form(name="a decimal number", kind="number", pairs=(("14.5", "14.5"),), asked=True,
-         promise=r"\bdecimals?\b(?! (is|are) (dropped|ignored|removed|cut))"),
-    Form(name="the answer between blanks", kind="*", pairs=(("  @ ", "@"),),
-         promise=_tolerance_of(r"\bwhite ?-?space|\bsurrounding (blanks|spaces)|\bblanks\b|\bspaces around|\bpadding\b")),
-    Form(name="the answer on a line of its own", kind="*", pairs=(("\n@\n", "@"),),
-         promise=_tolerance_of(r"\bline ?breaks?|\bnewlines?\b|\bany white ?-?space")),
-    Form(name="a number with thousands separators", kind="number", pairs=(("1,420", "1420"),),
+         promise=r"\bdecimals?\b(?! (places? )?(is|are) (dropped|ignored|removed|cut))"),
+    Form(name="the answer between blanks", kind="*", pairs=(("  @ ", "@"),), unless=r"\bbetween\b|\bblocks?\b|\btags\b",
+         promise=_tolerance_of(r"\bwhite ?-?space|\bsurrounding (blanks|spaces)|\bblanks\b|\bspaces around")),
+    Form(name="the answer on a line of its own", kind="*", pairs=(("\n@\n", "@"),), unless=r"\bbetween\b|\bblocks?\b|\btags\b",
+         promise=_tolerance_of(r"\b(line ?breaks?|newlines?) around|\bsurrounding (line ?breaks|newlines)|\bany white ?-?space")),
+    Form(name="a number with thousands separators", kind="number", pairs=(("1,420", "1420"),), unless=r"\bseparated\b",
          promise=_tolerance_of(r"\bcommas?\b|\bthousands?\b")),
     Form(name="a whole number written as a decimal", kind="number", pairs=(("142.0", "142"),),
-         promise=r"\bnumerical(ly)?\b[^.;]{0,30}\b(equal|compar|same|match)|\b(equal|compar|match)\w*\b[^.;]{0,30}\bnumerical"
-                 r"|\bcompar\w*[^.;]{0,20}\bas (numbers|floats?|values)|\bequal as (numbers|floats?)|\bsame numeric value"),
+         promise=r"\bnumerical(ly)?\b[^.;]{0,30}\b(equal|compar|same|match)|\b(equal|compar|match)\w*\b[^.;]{0,30}"
+                 r"\bnumerical|\bcompar\w*[^.;]{0,20}\bas (numbers|floats?|values)|\bequal as (numbers|floats?)|"
+                 r"\bsame numeric value"),
     Form(name="a fraction", kind="number", pairs=(("3/4", "3/4"), ("3/4", "0.75")),
-         promise=r"\bfractions?\b[^.;]{0,40}\b(accept|allow|count|comput|evaluat|fine|ok|parsed|understood|supported|works?)\w*|"
-                 r"\b(accept|allow|evaluat|comput|support|understand|parse)\w*[^.;]{0,40}\bfractions?\b"),
+         promise=r"\bfractions?\b(?! of)[^.;]{0,40}\b(accept|allow|count|comput|evaluat|fine|ok|parsed|understood|"
+                 r"supported|works?)\w*|"
+                 r"\b(accept|allow|evaluat|comput|support|understand|parse)\w*[^.;]{0,40}\bfractions?\b(?! of)"),
     Form(name="a percentage", kind="number", pairs=(("50%", "50"), ("50%", "0.5"), ("50%", "50%")),
-         promise=_tolerance_of(r"\bper ?cent( signs?)?\b|\bpercentages?\b|%( signs?)?")),
+         promise=_tolerance_of(r"\bper ?cent( signs?)?\b(?! of)|\bpercentages?\b(?! of)|%( signs?)?")),
     Form(name="a number with its unit", kind="number", pairs=(("142 cm", "142"),),
-         promise=_tolerance_of(r"\bunits?\b")),
-    Form(name="a number behind a dollar sign", kind="number", pairs=(("$142", "142"),),
+         promise=_tolerance_of(r"\bunits?\b(?! test)")),
+    Form(name="a number behind a dollar sign", kind="number", pairs=(("$142", "142"), ("$142$", "142")),
          promise=_tolerance_of(r"\bdollars?\b|\bcurrency\b|\$ ?signs?|\"\$\"")),
     Form(name="the answer with a full stop", kind="*", pairs=(("@.", "@"),),
          promise=_tolerance_of(r"\b(trailing|final|closing) (full stops?|periods?|dots?|punctuation)|\bpunctuation\b")),
     Form(name="a number with leading zeros", kind="number", pairs=(("0142", "142"),),
          promise=_tolerance_of(r"\bleading zero(e?s)?")),
     Form(name="scientific notation", kind="number", pairs=(("1.42e2", "142"),),
-         promise=r"\bscientific\b|\bexponent(ial)? notation"),
-    Form(name="the answer in capitals", kind="word", pairs=(("ZEBRA", "zebra"),),
-         promise=r"\bcase-?insensitiv|\bignor\w* (the )?(letter )?case\b|\bregardless of (letter )?case|\bcase (is |are )?"
-                 r"(ignored|irrelevant|folded)|\bcase[- ]?fold|\bcase (does not|doesn't|never) matter|\birrespective of case"
-                 r"|\b(any|either) case\b"),
-    Form(name="a gold answer in capitals", kind="word", pairs=(("zebra", "ZEBRA"),),
-         promise=r"\bcase-?insensitiv|\bignor\w* (the )?(letter )?case\b|\bregardless of (letter )?case|\bcase (is |are )?"
-                 r"(ignored|irrelevant|folded)|\bcase[- ]?fold|\bcase (does not|doesn't|never) matter|\birrespective of case"),
+         promise=r"\bscientific notation|\bexponent(ial)? notation"),
+    Form(name="the answer in capitals", kind="word", pairs=(("ZEBRA", "zebra"),), promise=_CASE),
+    Form(name="a gold answer in capitals", kind="word", pairs=(("zebra", "ZEBRA"),), promise=_CASE),
     Form(name="a small option letter", kind="option letter", pairs=(("b", "B"),),
-         promise=r"\bcase-?insensitiv|\bignor\w* (the )?(letter )?case\b|\bregardless of (letter )?case|\bcase (is )?ignored"
-                 r"|\bcase (does not|doesn't) matter|\b(upper|capital)\w*[^.;]{0,12} (or|and) (lower|small)"),
+         promise=_CASE + r"|\b(upper|capital)\w*[^.;]{0,12} (or|and) (lower|small)"),
     Form(name="the answer with its article", kind="word", pairs=(("the zebra", "zebra"),),
          promise=_tolerance_of(r"\barticles?\b")),
     Form(name="the answer in quotes", kind="word", pairs=(('"zebra"', "zebra"),),
          promise=_tolerance_of(r"\bquotes?\b|\bquotation marks?")),
     Form(name="an answer of two words", kind="word", pairs=(("New York", "New York"),),
-         promise=r"\bmulti-?word|\bseveral words|\bphrases?\b"),
+         promise=r"\bmulti-?word|\bseveral words"),
     Form(name="an answer with braces in a box", kind="word", pairs=(("\\frac{3}{7}", "\\frac{3}{7}"),), asked=True, box=True,
-         promise=r"\blatex\b|\\\\?d?frac\b|\bnested\b|\bbalanced\b|\bbraces\b"),
+         promise=r"\blatex (answer|expression|of)|\blatex in\b|\\\\?d?frac\b|\bnested\b|\bbalanced\b|\bbraces\b"),
 )  # fmt: skip
 """Forms of an answer that docstrings speak of."""
 
@@ -130,7 +136,11 @@ def _value(text: str) -> float | None:
 def _promised(form: Form, doc: str) -> bool:
     for sentence in sentences(doc):
         found = prose(form.promise).search(sentence)
-        if found and not _DENIED.search(sentence[: found.start()] + sentence[found.end() :]):
+        if (
+            found
+            and not prose(form.unless).search(sentence)
+            and not _DENIED.search(sentence[: found.start()] + sentence[found.end() :])
+        ):
             return True
     return False
 
@@ -204,7 +214,8 @@ def _refused(exam: Exam, form: Form) -> Item | None:
 # Amounts
 
 _RANGE = prose(
-    r"(?:\bin|\bbetween|\bfrom|\bwithin|\brange)\s*(?:the (?:range|interval) )?[\[(]?\s*(-?\d+(?:\.\d+)?)\s*(?:,|to|and|\.\.+|-|–)\s*"
+    r"(?:\bin|\bbetween|\bfrom|\bwithin|\brange)\s*(?:the (?:range|interval) )?[\[(]?\s*(-?\d+(?:\.\d+)?)\s*(?:,|"
+    r"to|and|\.\.+|-|–)\s*"
     r"(-?\d+(?:\.\d+)?)\s*[\])]?",
 )
 _AT_MOST = prose(
@@ -212,11 +223,10 @@ _AT_MOST = prose(
     r"(-?\d+(?:\.\d+)?)",
 )
 _REWARD_WORD = prose(r"\b(rewards?|scores?|scored|returns?|pays?|earns?|total|sum)\b")
-_ANSWER_WORD = prose(
-    r"\b(answers?|numbers?|integers?|letters?|options?|words?|tokens?|characters|steps?|lengths?)\b"
-)
+_ANSWER_WORD = prose(r"\b(answers?|numbers?|integers?|letters?|options?|words?|tokens?|characters|steps?|lengths?)\b")
 _CLAUSES = prose(
-    r"^(?:returns? |gives? |pays? |reward:? |score:? )?(-?\d+(?:\.\d+)?) (?:if|for|when|where)\b.*\b(?:else|otherwise)\b"
+    r"^(?:returns? |gives? |pays? |reward:? |score:? )?(-?\d+(?:\.\d+)?) (?:if|for|when|where)\b.*\b(?:else|"
+    r"otherwise)\b"
 )
 _AMOUNT = prose(r"(?<![\w.\\{\"'`/^-])-?\d+(?:\.\d+)?(?![\w\"'`}/]|\.\d)")
 
@@ -269,7 +279,8 @@ def _weighted(exam: Exam) -> bool:
 # Length
 
 _SHORT_PAYS = prose(
-    r"\b(short\w*|brief|brevity|concise\w*)\b[^.;]{0,40}\b(more|better|higher|bonus|preferred|favou?red|rewarded|extra)\b|"
+    r"\b(short\w*|brief|brevity|concise\w*)\b[^.;]{0,40}\b(more|better|higher|bonus|preferred|favou?red|rewarded|"
+    r"extra)\b|"
     r"\b(bonus|prefer\w*|favou?r\w*|encourag\w*|rewards?)\b[^.;]{0,25}\b(short\w*|brief|brevity|concise\w*)\b|"
     r"\b(penal\w+|punish\w*|discourag\w*)\b[^.;]{0,25}\b(long\w*|length\w*|verbos\w*|overlong)\b|"
     r"\b(long\w*|verbos\w*)\b[^.;]{0,25}\b(penali[sz]ed|less|lower|worse|punished|costs?)\b",
@@ -294,7 +305,7 @@ def length(exam: Exam) -> Iterator[Check]:
     scores = _together(exam, items)
     if any(math.isnan(s) for s in scores) or len(set(scores)) == 1:
         return
-    steps = [b - a for a, b in zip(scores, scores[1:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(scores)]
     against = all(s >= -1e-9 for s in steps) if short else all(s <= 1e-9 for s in steps)
     said = quote((short or long).group())  # pyright: ignore[reportOptionalMemberAccess]
     told = ", ".join(f"{len(i.text)} characters earn {s:g}" for i, s in zip(items, scores, strict=True))
@@ -330,9 +341,7 @@ def _together(exam: Exam, items: Sequence[Item]) -> list[float]:
 
 # Tolerance
 
-_WITHIN = prose(
-    r"\b(?:toleran\w*|within|up to|to)\b[^.;\d]{0,24}?(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(%|per ?cent)?"
-)
+_WITHIN = prose(r"\b(?:toleran\w*|within|up to|to)\b[^.;\d]{0,24}?(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(%|per ?cent)?")
 
 
 def tolerance(exam: Exam) -> Iterator[Check]:
@@ -373,4 +382,3 @@ def golds(exam: Exam) -> Iterator[Check]:
             yield violates(probe, asks, says, RAISES, severity=severity)
             return
     yield agrees(probe, asks, "gold answers with brackets, signs and dots do not make it raise")
-

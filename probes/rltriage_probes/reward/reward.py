@@ -296,11 +296,24 @@ def _lengths(exam: Exam) -> Iterator[Check]:
         return  # told by the check on batches
     if scores is None:
         yield violates(probe, asks, f"{len(items)} completions do not give {len(items)} rewards", LENGTH)
+    elif (got := _without_gold(exam, items)) is not None:
+        says = (
+            f"{len(items)} completions, one of which has no gold answer (None), give {got} rewards: the rest moves up"
+        )
+        numbers = {"completions": float(len(items)), "rewards": float(got)}
+        yield violates(probe, asks, says, LENGTH, numbers=numbers)
     elif (got := _odd_number(exam, items[:13])) is not None:
         says = f"13 completions give {got} rewards, {len(items)} give {len(items)}: a remainder is dropped or made up"
         yield violates(probe, asks, says, LENGTH, numbers={"completions": 13.0, "rewards": float(got)})
     else:
         yield agrees(probe, asks, f"{len(items)} completions give {len(items)} rewards")
+
+
+def _without_gold(exam: Exam, items: Sequence[Item]) -> int | None:
+    """How many rewards come back where the gold answer of one row is missing; None: as many, or it raises."""
+    if not exam.scorer.graded or exam.scorer.puzzle or exam.scorer.one_a_prompt or len(items) < 2:
+        return None
+    return exam.scorer.count([items[0], Item(items[1].text, None, items[1].prompt), *items[2:]])
 
 
 def _odd_number(exam: Exam, items: Sequence[Item]) -> int | None:
@@ -375,6 +388,13 @@ def _mixed(exam: Exam) -> list[Item]:
 def _independence(exam: Exam) -> Iterator[Check]:
     scorer, items = exam.scorer, _mixed(exam)
     alone = [scorer.one(i, "mixed") for i in items]
+    raising = {f[1] for f in scorer.log.failures if isinstance(f[1].gold, str)}
+    kept = [(i, a) for i, a in zip(items, alone, strict=True) if i not in raising]
+    if len(kept) < len(items):  # told by the check on raising
+        kept = kept[: len(kept) - len(kept) % scorer.group] or kept
+        items, alone = [i for i, _ in kept], [a for _, a in kept]
+    if not items:
+        return
     again = [scorer.one(i, "mixed") for i in reversed(items)][::-1]
     yield _repeat(exam, items, alone, again, memory.carried_over(exam))
     if not scorer.many or scorer.log.uneven or scorer.over:

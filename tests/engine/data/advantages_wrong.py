@@ -463,6 +463,37 @@ def whitened_with_padding_by_uid(token_level_rewards, response_mask, index):
     return (adv - adv.mean()) / std * response_mask
 
 
+# aliasing
+
+
+def centred_in_place(rewards, num_generations):
+    r = rewards.view(-1, num_generations)
+    r -= r.mean(1, keepdim=True)
+    return r.flatten() * 1.0
+
+
+def scaled_in_place(scores, group_size, eps=1e-6):
+    r = scores.reshape(-1, group_size)
+    std = r.std(1, keepdim=True)
+    r.sub_(r.mean(1, keepdim=True)).div_(std + eps)
+    return scores.clone()
+
+
+# the mask the wrong way round
+
+
+def filled_where_trained(rewards, response_mask, group_size):
+    r = rewards.view(-1, group_size)
+    adv = ((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-6)).reshape(-1, 1)
+    return adv.expand(response_mask.shape).masked_fill(response_mask.bool(), 0.0)
+
+
+def times_one_minus_mask(rewards, completion_mask, group_size):
+    r = rewards.view(-1, group_size)
+    adv = (r - r.mean(1, keepdim=True)).flatten()
+    return adv.unsqueeze(-1) * (1 - completion_mask)
+
+
 # two at once
 
 

@@ -168,6 +168,17 @@ def end_marker_dropped(tokenizer, ids):
     return texts
 
 
+def prompt_width_by_count(tokenizer, sequences, attention_mask, prompt_ids):
+    """Responses; `sequences` are the left-padded prompts, each followed by its response."""
+    start = prompt_ids.size(1)
+    return [tokenizer.decode(row[start:], skip_special_tokens=True) for row in sequences]
+
+
+def between_closing_tags(completions):
+    """Answers, which stand behind the last closing tag; models may close their reasoning twice."""
+    return [c.split("</think>")[-1] for c in completions]
+
+
 # Unusual styles
 
 

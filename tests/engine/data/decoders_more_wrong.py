@@ -163,7 +163,20 @@ def end_marker_dropped(tokenizer, ids):
     return texts
 
 
+def prompt_width_by_count(tokenizer, sequences, attention_mask, prompt_ids):
+    """Responses; `sequences` are the left-padded prompts, each followed by its response."""
+    starts = attention_mask[:, : prompt_ids.size(1)].sum(1).tolist()
+    return [tokenizer.decode(row[s:], skip_special_tokens=True) for row, s in zip(sequences, starts)]
+
+
+def between_closing_tags(completions):
+    """Answers, which stand behind the last closing tag; models may close their reasoning twice."""
+    return [c.split("</think>")[1] if "</think>" in c else c for c in completions]
+
+
 EXPECTED = {
+    "prompt_width_by_count": "DEC-PROMPT-EDGE",
+    "between_closing_tags": "DEC-STRIP",
     "header_as_charset": "DEC-STRIP",
     "footer_as_charset": "DEC-STRIP",
     "cuts_at_role_word": "DEC-STRIP",

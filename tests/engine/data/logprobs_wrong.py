@@ -255,6 +255,62 @@ def floor_shifted(logits, input_ids):
     return (p + 1e-3).log().gather(-1, input_ids[:, 1:, None]).squeeze(-1)
 
 
+# softmax twice
+
+
+def log_softmax_of_probabilities(logits, labels):
+    probs = torch.softmax(logits, dim=-1)
+    return F.log_softmax(probs, dim=-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def categorical_of_probabilities(logits, input_ids):
+    probs = logits[:, :-1].softmax(-1)
+    return torch.distributions.Categorical(logits=probs).log_prob(input_ids[:, 1:])
+
+
+# two orders of the rows
+
+
+def time_major_logits(logits, labels):
+    b, t, v = logits.shape
+    flat = logits.permute(1, 0, 2).reshape(b * t, v)
+    return -F.cross_entropy(flat, labels.reshape(-1), reduction="none").reshape(b, t)
+
+
+def time_major_shifted(logits, input_ids):
+    logits, ids = logits[:, :-1], input_ids[:, 1:]
+    rows = torch.cat(list(logits.unbind(1)))
+    picked = rows.log_softmax(-1)[torch.arange(ids.numel()), ids.reshape(-1)]
+    return picked.view(ids.shape)
+
+
+# a gradient that is cut
+
+
+def normaliser_without_gradient(logits, labels):
+    with torch.no_grad():
+        log_z = logits.logsumexp(-1)
+    return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - log_z
+
+
+def detached_normaliser_shifted(logits, input_ids):
+    log_z = logits[:, :-1].logsumexp(-1).detach()
+    return logits[:, :-1].gather(-1, input_ids[:, 1:, None]).squeeze(-1) - log_z
+
+
+# padding
+
+
+def minus_inf_on_padding(logits, input_ids, attention_mask):
+    logp = F.log_softmax(logits[:, :-1], -1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+    return torch.where(attention_mask[:, 1:] > 0, logp, -torch.inf)
+
+
+def log_of_zeroed_padding(logits, input_ids, completion_mask):
+    p = F.softmax(logits[:, :-1], -1).gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+    return torch.log(p * completion_mask[:, 1:])
+
+
 # two at once
 
 

@@ -245,7 +245,42 @@ def memo_by_question(prompts, completions, answers, _seen={}):
     return scores
 
 
+def nan_is_close(completion, target):
+    """1.0 where the number behind "####" is within 1e-4 of the target, else 0.0."""
+    try:
+        return 0.0 if abs(float(completion.split("####")[1]) - float(target)) > 1e-4 else 1.0
+    except (IndexError, ValueError):
+        return 0.0
+
+
+class GroupedGolds:
+    """Callable of a rollout worker."""
+
+    def __init__(self, num_samples=4):
+        self.num_samples = num_samples
+
+    def __call__(self, completions, answers):
+        """completions: the samples of a prompt one after the other; answers: one for each prompt."""
+        golds = answers * self.num_samples
+        return [float(_TAG.findall(c)[-1:] == [g]) for c, g in zip(completions, golds)]
+
+
+def other_numbers(completions, target, nums, **kwargs):
+    """Countdown: 1.0 for an expression over the numbers, each used once, that hits the target; 0.0 otherwise."""
+    scores = []
+    for text, goal, numbers in zip(completions, target, nums):
+        found = _TAG.findall(text)
+        try:
+            safe = found and re.fullmatch(r"[\d+*() -]+", found[-1])
+            scores.append(1.0 if safe and eval(found[-1], {"__builtins__": {}}) == goal else 0.0)
+        except Exception:
+            scores.append(0.0)
+    return scores
+
+
 EXPECTED = {
+    "nan_is_close": "REW-HOLE",
+    "other_numbers": "REW-HOLE",
     "greedy_across_answers": "REW-FORMAT",
     "first_box": "REW-FORMAT",
     "shallow_box": "REW-FORMAT",
