@@ -125,8 +125,12 @@ def _rows(b: Binder, shown: str, filled: Sequence[tuple[Path, Source]], call: Ca
     columns = [(path, s.give(call)) for path, s in filled]
     n = call.samples()
     out: list[Any] = []
+    golds = bool(filled) and all(isinstance(s, WordSource) and s.word in _GOLDS for _, s in filled)
     for i in range(n):
         box = Box(f"{shown}[*]", b.look_up)
+        if golds and all(_entry(values, i, n, shown) is None for _, values in columns):
+            out.append(None)  # a row without a gold answer has no record
+            continue
         for path, values in columns:
             value = _entry(values, i, n, f"{shown}[*]{source.render('', path[1:])}")
             if getattr(value, "ndim", None) == 0 and not getattr(value, "requires_grad", False):

@@ -95,7 +95,7 @@ WORDS: dict[str, Word] = {
         _text("prompts", "list of N str", "one a sample"),
         _text("completions", "list of N str", "one a sample, or list of message lists"),
         _text("answers", "list of N str", "gold answers, one a sample"),
-        _text("operand_lists", "list of N lists of int", "numbers for an arithmetic answer, whose value is the gold answer"),
+        _text("operand_lists", "N lists of int", "numbers to combine into an expression worth the gold answer"),
         _text("operands", "list of int", "the same of one sample"),
         _text("prompt", "str", "one prompt"),
         _text("completion", "str", "one completion"),

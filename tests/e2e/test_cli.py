@@ -216,7 +216,7 @@ def test_a_role_without_a_probe_is_accepted_and_reported_as_not_run(tmp_path: Pa
     run = rltriage("verify", "--json", cwd=tmp_path)
     report = json.loads(run.stdout)
     assert report["not_run"] == [
-        {"role": "sft_loss", "target": "a.py:f", "probe": "", **_no_probe(report)},
+        {"role": "sft_loss", "target": "a.py:f", "probe": "", "name": "sft_loss", **_no_probe(report)},
     ]
     assert report["stages"]["sft"] == {"status": "not_covered", "targets": ["a.py:f"]}
     assert run.returncode == 2

@@ -25,6 +25,7 @@ def advantages(rewards, group_size):
     return ((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + settings.EPS)).flatten()
 """
 NOTED = """
+import os
 with open(os.environ["RLTRIAGE_TEST_IMPORTS"], "a") as f:
     f.write(f"{os.getpid()}\\n")
 """

@@ -56,13 +56,16 @@ KINDS = (
     Kind(name="word", gold="zebra", other="lion", wrong=("hippo", "cockatoo"), parts=("zeb", "z"), wider=("zebrafish",),
          anagrams=("braze",), options=("zebra", "lion", "hippo", "cockatoo")),
     Kind(name="option letter", gold="B", other="D", wrong=("C", "A"), options=("A", "B", "C", "D")),
-    Kind(name="fraction", gold="\\frac{3}{7}", other="\\frac{5}{8}", 
+    Kind(name="fraction", gold="\\frac{3}{7}", other="\\frac{5}{8}",
          wrong=("\\frac{2}{9}", "12", "\\frac{3}{8}")),
     Kind(name="yes or no", gold="yes", other="no", wrong=("no",), options=("yes", "no")),
 )  # fmt: skip
 
 
-EXPRESSION = Kind(name="expression", gold="3*7+4", other="8*6-5", wrong=("9*2+1", "3+7*4", "5*5"), parts=("25", "3*7"))
+EXPRESSION = Kind(
+    name="expression", gold="3*7+4", other="8*6-5",
+    wrong=("9*2+1", "3+7*4", "5*5"), parts=("25", "3*7"),
+)  # fmt: skip
 """The kind of answer where numbers and their wanted result are given: the gold answer is one that hits it."""
 
 

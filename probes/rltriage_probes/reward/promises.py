@@ -50,6 +50,7 @@ class Form:
 
 
 _OF_NUMBERS = r"(numbers?|integers?|decimals?|answers?|values?|results?|ones)"
+_LAYOUT = r"\bbetween\b|\bblocks?\b|\btags\b"
 _CASE = (
     r"\bcase-?insensitiv|\bignor\w* (the )?(letter )?case\b|\bregardless of (letter )?case|\bcase (is |are )?"
     r"(ignored|irrelevant|folded)|\bcase[- ]?fold|\bcase (does not|doesn't|never) matter|\birrespective of case|"
@@ -57,14 +58,17 @@ _CASE = (
 )
 _FORMS = (
     Form(name="a negative number", kind="number", pairs=(("-142", "-142"),), asked=True,
-         promise=rf"\b(signed|negative)\b(?!\W*(reward|score|penalt|return|bonus|feedback|sample|example))[^.;]{{0,20}}\b{_OF_NUMBERS}\b|"
-                 rf"\b{_OF_NUMBERS}\b[^.;]{{0,20}}\b(signed|negative)\b|\bminus signs?\b[^.;]{{0,20}}\b(count|matter|kept)"),
+         promise=r"\b(signed|negative)\b(?!\W*(reward|score|penalt|return|bonus|feedback|sample|example))"
+                 rf"[^.;]{{0,20}}\b{_OF_NUMBERS}\b|"
+                 rf"\b{_OF_NUMBERS}\b[^.;]{{0,20}}\b(signed|negative)\b|"
+                 rf"\bminus signs?\b[^.;]{{0,20}}\b(count|matter|kept)"),
     Form(name="a decimal number", kind="number", pairs=(("14.5", "14.5"),), asked=True,
          promise=r"\bdecimals?\b(?! (places? )?(is|are) (dropped|ignored|removed|cut))"),
-    Form(name="the answer between blanks", kind="*", pairs=(("  @ ", "@"),), unless=r"\bbetween\b|\bblocks?\b|\btags\b",
+    Form(name="the answer between blanks", kind="*", pairs=(("  @ ", "@"),), unless=_LAYOUT,
          promise=_tolerance_of(r"\bwhite ?-?space|\bsurrounding (blanks|spaces)|\bblanks\b|\bspaces around")),
-    Form(name="the answer on a line of its own", kind="*", pairs=(("\n@\n", "@"),), unless=r"\bbetween\b|\bblocks?\b|\btags\b",
-         promise=_tolerance_of(r"\b(line ?breaks?|newlines?) around|\bsurrounding (line ?breaks|newlines)|\bany white ?-?space")),
+    Form(name="the answer on a line of its own", kind="*", pairs=(("\n@\n", "@"),), unless=_LAYOUT,
+         promise=_tolerance_of(r"\b(line ?breaks?|newlines?) around|\bsurrounding (line ?breaks|newlines)|"
+                               r"\bany white ?-?space")),
     Form(name="a number with thousands separators", kind="number", pairs=(("1,420", "1420"),), unless=r"\bseparated\b",
          promise=_tolerance_of(r"\bcommas?\b|\bthousands?\b")),
     Form(name="a whole number written as a decimal", kind="number", pairs=(("142.0", "142"),),
@@ -97,8 +101,9 @@ _FORMS = (
          promise=_tolerance_of(r"\bquotes?\b|\bquotation marks?")),
     Form(name="an answer of two words", kind="word", pairs=(("New York", "New York"),),
          promise=r"\bmulti-?word|\bseveral words"),
-    Form(name="an answer with braces in a box", kind="word", pairs=(("\\frac{3}{7}", "\\frac{3}{7}"),), asked=True, box=True,
-         promise=r"\blatex (answer|expression|of)|\blatex in\b|\\\\?d?frac\b|\bnested\b|\bbalanced\b|\bbraces\b"),
+    Form(name="an answer with braces in a box", kind="word", pairs=(("\\frac{3}{7}", "\\frac{3}{7}"),), asked=True,
+         box=True, promise=r"\blatex (answer|expression|of)|\blatex in\b|"
+                           r"\\\\?d?frac\b|\bnested\b|\bbalanced\b|\bbraces\b"),
 )  # fmt: skip
 """Forms of an answer that docstrings speak of."""
 
@@ -136,11 +141,11 @@ def _value(text: str) -> float | None:
 def _promised(form: Form, doc: str) -> bool:
     for sentence in sentences(doc):
         found = prose(form.promise).search(sentence)
-        if (
-            found
-            and not prose(form.unless).search(sentence)
-            and not _DENIED.search(sentence[: found.start()] + sentence[found.end() :])
-        ):
+        if found is None or prose(form.unless).search(sentence):
+            continue
+        around = sentence[: found.start()] + sentence[found.end() :]
+        denied = _DENIED.search(found.group()) and "matter" not in found.group()
+        if not denied and not _DENIED.search(around):
             return True
     return False
 

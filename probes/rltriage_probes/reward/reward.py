@@ -380,6 +380,8 @@ def _mixed(exam: Exam) -> list[Item]:
         items.append(Item(text, gold, PROMPTS[2]))
     bad = {f[1].text for f in exam.scorer.log.failures} | {u[0][0].text for u in exam.scorer.log.uneven}
     items = [i for i in items if i.text not in bad]
+    if bad and not exam.scorer.late:  # others may raise in the same way
+        items = [i for i in items if exam.scorer.failure(i) is None]
     if exam.scorer.late:  # a slow function: what is left of the time is for two small batches
         items = items[: 2 * exam.scorer.group]
     return items[: len(items) - len(items) % exam.scorer.group] or items
