@@ -62,8 +62,8 @@ class Gap:
     def sentence(self) -> str:
         where = f" at {list(self.index)}" if self.index else ""
         return (
-            f"{self.quantity} on case {self.case}: {_short(self.actual)} where {_short(self.expected)} is expected{where}; "
-            f"{self.mismatched} of {self.total} elements differ by more than {_short(self.allowed)}"
+            f"{self.quantity} on case {self.case}: {_short(self.actual)} where "
+            f"{_short(self.expected)} is expected{where}; {self.mismatched} of {self.total} elements differ by more than {_short(self.allowed)}"
         )
 
 

@@ -35,9 +35,7 @@ def loosest(*dtypes: str) -> str:
     return max(dtypes, key=_LOOSENESS.index)
 
 
-def observe(
-    subject: Subject, case: Case, wrt: Sequence[str] = (), overrides: Mapping[str, Any] | None = None
-) -> Seen:
+def observe(subject: Subject, case: Case, wrt: Sequence[str] = (), overrides: Mapping[str, Any] | None = None) -> Seen:
     """Call the user's function on one case. Raises `CallFailed`."""
     inputs = {**case.inputs, **(overrides or {})}
     reachable = [w for w in wrt if w in subject.bound.names]

@@ -328,7 +328,10 @@ class _Reader:
                 self.warnings.append(f"{key} = {pipeline[key]!r} is none of {', '.join(usual)}{hint}")
 
 
-_REF_HELP: Final = 'Write ref = "file.py:function", "file.py:Class.method", "package.module:name", "file.py#L10-L20", or a .pt file of saved tensors.'
+_REF_HELP: Final = (
+    'Write ref = "file.py:function", "file.py:Class.method", "package.module:name", "file.py#L10-L20", or a .pt file '
+    "of saved tensors."
+)
 
 
 def _kind(value: Any) -> str:

@@ -81,19 +81,27 @@ SCALE_FLAG = Pitfall(
     id="ADV-SCALE-FLAG", family="inert-option", says="divides by the std although its own option says not to"
 )
 SCALE_UNDECLARED = Pitfall(
-    id="ADV-SCALE-UNDECLARED", family="normalisation", says="scales by the std where the declared algorithm does not, or the reverse"
+    id="ADV-SCALE-UNDECLARED",
+    family="normalisation",
+    says="scales by the std where the declared algorithm does not, or the reverse",
 )
 GROUP_COUNT = Pitfall(
-    id="ADV-GROUP-COUNT", family="denominator", says="divides the sum of a group by the average group size, not by its own"
+    id="ADV-GROUP-COUNT",
+    family="denominator",
+    says="divides the sum of a group by the average group size, not by its own",
 )
 WHITEN_PADDING = Pitfall(
     id="ADV-WHITEN-PADDING", family="mask-missing", says="counts padding in the statistics with which it whitens"
 )
 MUTATES = Pitfall(
-    id="ADV-MUTATES-REWARDS", family="aliasing", says="overwrites the rewards of its caller, who logs or uses them afterwards"
+    id="ADV-MUTATES-REWARDS",
+    family="aliasing",
+    says="overwrites the rewards of its caller, who logs or uses them afterwards",
 )
 MASK_INVERTED = Pitfall(
-    id="ADV-MASK-INVERTED", family="mask-inverted", says="keeps the advantages on padding and zeroes them on trained tokens"
+    id="ADV-MASK-INVERTED",
+    family="mask-inverted",
+    says="keeps the advantages on padding and zeroes them on trained tokens",
 )
 NOT_MONOTONE = Pitfall(
     id="ADV-ORDER", family="baseline", says="gives a better sample of a group a lower advantage than a worse one"
@@ -114,7 +122,9 @@ SAMPLE_MAJOR = (
     r"sample-major", r"first one sample of (each|every)", r"prompts? (are|is) (repeated|tiled) as a block",
     r"interleaved|alternat|round.robin", r"sample \d of (every|each|all) prompt",
 )  # fmt: skip
-ADJACENT = (r"adjacent|contiguous|consecutive|neighbou?r|prompt-major|next to each other|side by side|in a row|in blocks?",)
+ADJACENT = (
+    r"adjacent|contiguous|consecutive|neighbou?r|prompt-major|next to each other|side by side|in a row|in blocks?",
+)
 """What documentation says of the order of the rows. TRL's RLOO was sample-major, its GRPO is prompt-major."""
 
 
@@ -145,6 +155,11 @@ def _groups(subject: Subject, grouped: bool) -> Axis:
             probing.as_pitfall("blocks", RESHAPED),
         ),
     )  # fmt: skip
+
+
+def _uses_eps(options: Mapping[str, str]) -> bool:
+    divided = options["scale"] == "mean" or options["scale"] not in UNSCALED
+    return (_baselined(options) and divided) or options["after"] == "normalised"
 
 
 UNSCALED = ("none", "mean", "over tokens", "over samples")
@@ -185,7 +200,7 @@ def _statistics(on_tokens: bool) -> tuple[Axis, ...]:
                 Option(name="batch0", says="std of the batch, ddof=0", source="AReaL std_level=batch"),
                 Option(name="loo", says="leave-one-out std", source="NeMo-RL"),
                 Option(name="mean", says="divided by the group mean", source="MaxRL; SkyRL"),
-                Option(name="over tokens", says="divided by the trained tokens of the batch", source="SkyRL: reduction in the advantages"),
+                Option(name="over tokens", says="divided by the trained tokens of the batch", source="SkyRL"),
                 Option(name="over samples", says="divided by the number of samples"),
                 probing.as_pitfall("variance", VARIANCE),
                 probing.as_pitfall("std1 across", AXIS),
@@ -232,7 +247,7 @@ MASK_PROMISED = (
     r"(masked|padded|padding).{0,60}(ignored|excluded|not counted|do(es)? not count|never read)",
     r"only (the )?(trained|valid|response|unmasked|generated|real|policy) tokens",
 )  # fmt: skip
-"""What documentation says that promises a masked sum. Without it an unmasked one is usual: the rewards are 0 there (verl)."""
+"""What documentation says that promises a masked sum. Without it an unmasked one is usual: rewards are 0 there (verl)."""
 
 
 def _bookkeeping(subject: Subject) -> tuple[Axis, ...]:
@@ -311,7 +326,9 @@ def _alike(intent: Mapping[str, Any]) -> Case:
     """Samples that differ in nothing but their rewards: the same length, the same mask."""
     inputs = example(intent).inputs
     rewards = inputs["rewards"]
-    return _filled("equal lengths", rewards, inputs["group_ids"], inputs["group_size"], torch.full((rewards.numel(),), 4))
+    return _filled(
+        "equal lengths", rewards, inputs["group_ids"], inputs["group_size"], torch.full((rewards.numel(),), 4)
+    )
 
 
 def _filled(name: str, rewards: Tensor, ids: Tensor, group: int, lengths: Tensor | None = None) -> Case:
@@ -374,7 +391,12 @@ def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
 
 def _per_row(s: Seen, options: Options, knobs: Knobs) -> Tensor:
     """One advantage for each scored row. The sign alone is not worth a second evaluation."""
-    what = (*(options[name] for name in _VALUE_AXES), options.get("score"), options.get("uneven"), options.get("single"))
+    what = (
+        *(options[name] for name in _VALUE_AXES),
+        options.get("score"),
+        options.get("uneven"),
+        options.get("single"),
+    )
     plus = s.remember(("advantages", *what, knobs.get("eps", 0.0)), lambda: _advantages(s, options, knobs))
     return -plus if options["sign"] == "minus" else plus
 
@@ -585,7 +607,7 @@ def run(subject: Subject) -> Iterator[Check]:
     knobs = (
         probing.knob(
             subject, "eps", ("eps",), EPS_USUAL, fit=(1e-10, 1e5), within=(0.0, 1e6),
-            active=lambda o: (_baselined(o) and (o["scale"] == "mean" or o["scale"] not in UNSCALED)) or o["after"] == "normalised",
+            active=_uses_eps,
             monotone=(0.0, EPS_SUSPECT),
         ),
     )  # fmt: skip
@@ -632,7 +654,9 @@ def _divides_by_constant(s: Seen, best: Solution) -> bool:
 
 def _expected(subject: Subject, case: Case, best: Solution | None) -> Tensor | None:
     """Advantages of a case under the convention that was found, one a sample; None where that has a pitfall."""
-    over_batch = best is not None and (best.options["after"] != "none" or best.options["scale"].startswith(("batch", "over")))
+    over_batch = best is not None and (
+        best.options["after"] != "none" or best.options["scale"].startswith(("batch", "over"))
+    )
     if best is None or best.pitfalls or best.options["groups"] != "own" or over_batch:
         return None
     n = case.inputs["rewards"].numel()
@@ -701,7 +725,12 @@ def _flag_named(subject: Subject, best: Solution) -> list[Named]:
     flag = subject.bound.settings.get("scale_rewards")
     scaled = best.options["groups"] != "single" and best.options["scale"] not in UNSCALED
     algorithm = str(subject.intent.get("algorithm", "")).lower()
-    promised = probing.claims(subject, r"(std|standard deviation) (of )?1\b", r"unit (std|variance)", r"(divided|scaled) by .{0,12}(std|standard)")
+    promised = probing.claims(
+        subject,
+        r"(std|standard deviation) (of )?1\b",
+        r"unit (std|variance)",
+        r"(divided|scaled) by .{0,12}(std|standard)",
+    )
     if best.options["scale"] == "mean" and promised and not probing.claims(subject, r"maxrl", r"by .{0,16}\bmean\b"):
         says = "divides by the mean of the group, where its documentation speaks of the std"
         return [Named(pitfall=SCALE_UNDECLARED.id, family=SCALE_UNDECLARED.family, says=says)]
@@ -710,7 +739,8 @@ def _flag_named(subject: Subject, best: Solution) -> list[Named]:
     wrong = (algorithm == "dr_grpo" and scaled) or (algorithm == "grpo" and not scaled and flag is None)
     if not wrong or best.pitfalls or best.options["after"] != "none" or best.options["baseline"] == "loo":
         return []
-    says = f"declared as {algorithm}, which {'does not divide' if scaled else 'divides'} by the std of the group; this one does the opposite"
+    does = "does not divide" if scaled else "divides"
+    says = f"declared as {algorithm}, which {does} by the std of the group; this one does the opposite"
     return [Named(pitfall=SCALE_UNDECLARED.id, family=SCALE_UNDECLARED.family, says=says)]
 
 
@@ -740,7 +770,8 @@ def _eps_named(s: Seen, best: Solution) -> list[Named]:
 
 
 LONE = (
-    r"\b(single|lone|one|1) (sample|rollout|row|member|response|completion)", r"any number|uneven|unequal|different numbers",
+    r"\b(single|lone|one|1) (sample|rollout|row|member|response|completion)",
+    r"any number|uneven|unequal|different numbers",
     r"fewer|dropped|removed|filtered|aborted|from one upwards|rollout left",
 )  # fmt: skip
 """What documentation says when prompts may be left with a single sample."""

@@ -1,4 +1,4 @@
-"""Relations of advantage functions that no formula covers, each judged by what the function's own documentation says."""
+"""Relations of advantage functions that no formula covers, judged by what the function's own documentation says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ ABSTAINED = Pitfall(
     id="ADV-ABSTAIN", family="nonfinite", says="lets one missing reward wipe out or distort its whole group"
 )
 REJECTED = Pitfall(
-    id="ADV-REJECTED-VOTE", family="baseline", says="lets rows that were thrown out vote in the mean and std of the rest"
+    id="ADV-REJECTED-VOTE",
+    family="baseline",
+    says="lets rows that were thrown out vote in the mean and std of the rest",
 )
 
 
@@ -54,8 +56,8 @@ def ordering(subject: Subject, case: Case, order: Pitfall, sign: Pitfall) -> Ite
         return
     i, j = (int(x) for x in flipped.nonzero()[0])
     says = (
-        f"reward {float(rewards[i]):.4g} gets advantage {float(a[i]):.4g}, but reward {float(rewards[j]):.4g} of the same "
-        f"group gets {float(a[j]):.4g}; so it is for {share:.0%} of the pairs"
+        f"reward {float(rewards[i]):.4g} gets advantage {float(a[i]):.4g}, but reward {float(rewards[j]):.4g} "
+        f"of the same group gets {float(a[j]):.4g}; so it is for {share:.0%} of the pairs"
     )
     yield probing.violation(
         "advantages.order", asks, says, *((sign, order) if share > 0.9 else (order,)), numbers={"flipped": share}
@@ -114,7 +116,9 @@ NO_VOTE = (
 
 def mutation(subject: Subject, s: Seen, pitfall: Pitfall) -> Iterator[Check]:
     """The caller's rewards go on to the log: a function that means to change them says so."""
-    if "rewards" not in s.mutated or probing.claims(subject, r"in.?place|mutat|overwrit|modif|writes", r"rewards? (is|are) replaced"):
+    if "rewards" not in s.mutated or probing.claims(
+        subject, r"in.?place|mutat|overwrit|modif|writes", r"rewards? (is|are) replaced"
+    ):
         return
     says = "the caller's rewards are other numbers after the call, so what is logged or used next is not the reward"
     yield probing.violation("advantages.aliasing", "are the caller's rewards left alone?", says, pitfall)
@@ -126,7 +130,9 @@ def unscored(subject: Subject, case: Case, expected: Callable[[Case], Tensor | N
     `expected` gives the advantages of a case under the convention that the function was found to follow.
     """
     mentions = probing.claims(subject, *MISSING)
-    handles = re.search(r"isnan|nan_to_num|nanmean|nansum|nanstd|nanvar|[\"']nan[\"']|\.nan\b", subject.source) is not None
+    handles = (
+        re.search(r"isnan|nan_to_num|nanmean|nansum|nanstd|nanvar|[\"']nan[\"']|\.nan\b", subject.source) is not None
+    )
     if not (mentions or handles) or "rewards" not in subject.bound.names:
         return
     asks = "does a missing reward leave the other samples of its group alone?"
@@ -159,9 +165,7 @@ def unscored(subject: Subject, case: Case, expected: Callable[[Case], Tensor | N
         yield probing.holds(probe, asks, words if gap is None else "a missing reward still has a say in its group")
 
 
-def _without(
-    case: Case, rewards: Tensor, rest: list[int], expected: Callable[[Case], Tensor | None]
-) -> Tensor | None:
+def _without(case: Case, rewards: Tensor, rest: list[int], expected: Callable[[Case], Tensor | None]) -> Tensor | None:
     """What the others get in a batch that never had the sample, [N] with 0 in its place."""
     n = rewards.numel()
     kept = {k: v[rest] if isinstance(v, Tensor) and v.dim() and v.shape[0] == n else v for k, v in case.inputs.items()}

@@ -59,7 +59,10 @@ def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
 
 def run(subject: Subject) -> Iterator[Check]:
     try:
-        seen = [_observed(subject, logprobs.logits_case(n, scale=s)) for n, s in (("random logits", 2.0), ("peaked logits", 6.0))]
+        seen = [
+            _observed(subject, logprobs.logits_case(n, scale=s))
+            for n, s in (("random logits", 2.0), ("peaked logits", 6.0))
+        ]
     except CallFailed as e:
         yield probing.raised("entropy.formula", ASKS, "random logits", e)
         return

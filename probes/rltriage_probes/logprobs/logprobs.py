@@ -43,7 +43,9 @@ TEMPERATURE_IGNORED = Pitfall(
     id="LOGP-TEMPERATURE-IGNORED", family="temperature", says="does not divide the logits by the sampling temperature"
 )
 TEMPERATURE_AFTER = Pitfall(
-    id="LOGP-TEMPERATURE-AFTER", family="temperature", says="divides the log-probability, not the logits, by the temperature"
+    id="LOGP-TEMPERATURE-AFTER",
+    family="temperature",
+    says="divides the log-probability, not the logits, by the temperature",
 )
 TEMPERATURE_INVERTED = Pitfall(
     id="LOGP-TEMPERATURE-INVERTED", family="temperature", says="multiplies the logits by the temperature"
@@ -70,7 +72,9 @@ UNSTABLE = Pitfall(
     id="LOGP-OVERFLOW", family="nonfinite", says="exponentiates the logits without subtracting their maximum"
 )
 PACKED = Pitfall(
-    id="LOGP-PACK-CROSS", family="shift", says="scores the first token of the next packed sequence at the end of a sequence"
+    id="LOGP-PACK-CROSS",
+    family="shift",
+    says="scores the first token of the next packed sequence at the end of a sequence",
 )
 NO_ATTENTION_MASK = Pitfall(
     id="LOGP-NO-ATTENTION-MASK", family="mask-missing", says="runs the model without the attention mask of the padding"
@@ -131,7 +135,10 @@ def axes(subject: Subject, shape: torch.Size, width: int) -> tuple[Axis, ...]:
         align = _LAST
     reduce = (Option(name="none", standing="standard"),)
     if len(shape) == 1:
-        reduce = (Option(name="sum", standing="standard", says="summed over the tokens"), Option(name="mean", says="mean over the tokens"))
+        reduce = (
+            Option(name="sum", standing="standard", says="summed over the tokens"),
+            Option(name="mean", says="mean over the tokens"),
+        )
     return (
         Axis(name="align", options=align), _NORMAL, temperature_axis(subject), Axis(name="reduce", options=reduce),
         probing.keep(_ZEROED, subject),
@@ -225,9 +232,12 @@ def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     """Log-probs of one case, with d/dlogits of the sum weighted by the cotangent."""
     t = knobs.get("temperature", 1.0)
     floor = knobs.get("floor", 0.0)
-    table = s.remember(("table", options["normal"], options["temperature"], t, floor), lambda: _table(s, options, t, floor))
+    table = s.remember(
+        ("table", options["normal"], options["temperature"], t, floor), lambda: _table(s, options, t, floor)
+    )
     picked = s.remember(
-        ("picked", *options.values(), t, floor), lambda: _picked(table, _ids(s), options["align"], s.value, options["normal"])
+        ("picked", *options.values(), t, floor),
+        lambda: _picked(table, _ids(s), options["align"], s.value, options["normal"]),
     )
     return Result(value=_reduced(_zeroed(picked, s, options), s, options))
 
@@ -263,9 +273,11 @@ def _table(s: Seen, options: Options, t: float, floor: float) -> Tensor:
     lse = (raw / t if where == "normaliser only" else raw if where == "logit only" else z).logsumexp(-1, keepdim=True)
     normal = options["normal"]
     table = {
-        "log_softmax": lambda: z - lse, "floored": lambda: ((z - lse).exp() + floor).log(), "flipped": lambda: lse - z, "raw": lambda: z,
-        "probability": lambda: (z - lse).exp(), "maximum": lambda: z - z.amax(-1, keepdim=True),
-        "twice": lambda: (z - lse).exp().log_softmax(-1), "over positions": lambda: z.log_softmax(1), "greedy": lambda: (z - lse).amax(-1, keepdim=True).expand_as(z),
+        "log_softmax": lambda: z - lse, "floored": lambda: ((z - lse).exp() + floor).log(),
+        "flipped": lambda: lse - z, "raw": lambda: z,
+        "probability": (z - lse).exp, "maximum": lambda: z - z.amax(-1, keepdim=True),
+        "twice": lambda: (z - lse).exp().log_softmax(-1), "over positions": lambda: z.log_softmax(1),
+        "greedy": lambda: (z - lse).amax(-1, keepdim=True).expand_as(z),
     }[normal]()  # fmt: skip
     return table / t if where == "after" else table
 
@@ -396,7 +408,8 @@ def _formula_check(subject: Subject, observed: list[Seen], base: tuple[Axis, ...
     named = list(solver.named(best.pitfalls, dict(best.knobs)))
     named += _misdeclared(subject, best)
     if best.knobs.get("floor", 0.0) > FLOOR_WRONG:
-        says = f"adds {best.knobs['floor']:.3g} to the probability, so that no log-prob falls below {math.log(best.knobs['floor']):.3g}"
+        floor = best.knobs["floor"]
+        says = f"adds {floor:.3g} to the probability, so that no log-prob falls below {math.log(floor):.3g}"
         named.append(Named(pitfall=FLOOR.id, family=FLOOR.family, says=says, numbers={"floor": best.knobs["floor"]}))
     if named:
         found = probing.distance(observed, reference, probing.right_twin(base, best), best.knobs)
@@ -427,7 +440,8 @@ def _borders(s: Seen) -> Check:
     assert isinstance(logits, Tensor)
     rows = torch.arange(ids.shape[0] - 1)
     crossing = [
-        (logits[rows, lengths[:-1] - 1] / scale).log_softmax(-1).gather(1, ids[1:, :1]).squeeze(1) for scale in (0.7, 1.0)
+        (logits[rows, lengths[:-1] - 1] / scale).log_softmax(-1).gather(1, ids[1:, :1]).squeeze(1)
+        for scale in (0.7, 1.0)
     ]
     crosses = any(tolerance.equal(last[:-1], c, "float32") for c in crossing)
     if crosses and float(last[-1].abs()) == 0.0:
@@ -436,7 +450,9 @@ def _borders(s: Seen) -> Check:
             "although the very last slot is cleared"
         )
         return probing.violation("logprobs.borders", asks, says, PACKED)
-    words = "filler at the end of each sequence, which the caller has to mask" if crosses else "nothing crosses a border"
+    words = (
+        "filler at the end of each sequence, which the caller has to mask" if crosses else "nothing crosses a border"
+    )
     return probing.holds("logprobs.borders", asks, words)
 
 
@@ -490,7 +506,9 @@ def _padding_values(subject: Subject, s: Seen) -> Iterator[Check]:
     if bool(s.value[~mask].isfinite().all()):
         yield probing.holds("logprobs.padding-values", asks, "finite on padding")
         return
-    promised = probing.claims(subject, r"(padding|padded|masked|outside)\b.{0,60}\b0\b", r"\b0(\.0)? (on|at|for|outside|where)\b")
+    promised = probing.claims(
+        subject, r"(padding|padded|masked|outside)\b.{0,60}\b0\b", r"\b0(\.0)? (on|at|for|outside|where)\b"
+    )
     says = "padding holds inf or NaN, which survives a multiplication by the mask"
     yield probing.violation("logprobs.padding-values", asks, says, PADDING_INF, severity="hard" if promised else "soft")
 
@@ -543,6 +561,7 @@ ROLE = Role(
     run=run,
     pitfalls=(
         SIGN, RAW, PROBABILITY, MAXIMUM, AXIS, GREEDY, SHIFT, TEMPERATURE_IGNORED, TEMPERATURE_AFTER,
-        TEMPERATURE_INVERTED, TEMPERATURE_TWICE, TEMPERATURE_HALF, MASK_SHIFT, FLOOR, DOUBLE, FLATTENED, NORMALISER_CUT, PADDING_INF, UNSTABLE, PACKED, NO_ATTENTION_MASK, POSITIVE,
+        TEMPERATURE_INVERTED, TEMPERATURE_TWICE, TEMPERATURE_HALF, MASK_SHIFT, FLOOR, DOUBLE, FLATTENED,
+        NORMALISER_CUT, PADDING_INF, UNSTABLE, PACKED, NO_ATTENTION_MASK, POSITIVE,
     ),
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Log-probs that a run has saved beside its logits: the same question as `logprobs.py`, at full size.
 
-A vocabulary of 150,000 entries times a context of thousands is gigabytes, so the logits are read through a
-memory map, a few rows at a time; log-sum-exp is all that has to be computed of them, and every alignment and normalisation
-follows from it and from one gathered logit a token.
+A vocabulary of 150,000 entries times a context of thousands is gigabytes, so the logits are read through a memory map,
+a few rows at a time; log-sum-exp is all that has to be computed of them, and every alignment and normalisation follows
+from it and from one gathered logit a token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK_BYTES = 12_000_000
 
 
 class Recording(NamedTuple):
-    """What was found in the file: logits [N, V], ids [N], logprobs [N] of one row after the other, and the row length."""
+    """What was found in the file: logits [N, V], ids [N], logprobs [N], one row after the other, and the row length."""
 
     logits: Tensor
     ids: Tensor
@@ -88,7 +88,9 @@ def read(path: Path) -> Recording:
 
 def _word(key: str) -> str:
     """The word of the vocabulary that a key of the file means, or an empty string."""
-    found = resolve(key, "policy_loss", ("logits", "token_ids", "logprobs", "old_logprobs", "rollout_logprobs", "labels"))
+    found = resolve(
+        key, "policy_loss", ("logits", "token_ids", "logprobs", "old_logprobs", "rollout_logprobs", "labels")
+    )
     word = found.word if found is not None else ""
     return {"old_logprobs": "logprobs", "rollout_logprobs": "logprobs", "labels": "token_ids"}.get(word, word)
 

@@ -38,7 +38,8 @@ def left_padded(subject: Subject, case: Case, wrong: Pitfall) -> Iterator[Check]
     front = torch.zeros(ids.shape[0], LEFT, dtype=torch.long)
     moved = {
         **case.inputs, "token_ids": torch.cat([front, ids], 1), "attention_mask": torch.cat([front, attention], 1),
-        "completion_mask": torch.cat([front.float(), completion], 1), "prompt_length": case.inputs["prompt_length"] + LEFT,
+        "completion_mask": torch.cat([front.float(), completion], 1),
+        "prompt_length": case.inputs["prompt_length"] + LEFT,
     }  # fmt: skip
     try:
         plain = probing.observe(subject, case).value

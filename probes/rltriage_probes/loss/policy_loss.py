@@ -128,8 +128,8 @@ def _prepare(subject: Subject, case: Case, s: Seen) -> None:
             assert isinstance(value, Tensor)
             s.cache["leaf:" + word] = value.clone().requires_grad_(True)
     if s.value.dim() == 2:
-        s.where = case.inputs["completion_mask"] > 0
-        s.grad_where = dict.fromkeys(WRT, s.where)
+        where = case.inputs["completion_mask"] > 0
+        s.where, s.grad_where = where, {word: where for word in WRT}
 
 
 # Reference of the rest

@@ -67,7 +67,8 @@ def check(
         yield probing.raised(PROBE, ASKS, moved.name, e)
         return
     caps = probing.knob(
-        subject, "cap", (), (2.0, 3.0, 5.0, 10.0), active=lambda o: o["weight"].split()[-1] in ("capped", "dropped", "floored"),
+        subject, "cap", (), (2.0, 3.0, 5.0, 10.0),
+        active=lambda o: o["weight"].split()[-1] in ("capped", "dropped", "floored"),
         within=(1.0, 1e4),
     )  # fmt: skip
     found = solver.solve([seen], lambda s, o, k: _reference(s, o, k, policy), (_AXIS,), (caps,), max_pitfalls=1)
@@ -107,4 +108,4 @@ def _weight(s: Seen, choice: str, cap: float) -> Tensor:
         "none": lambda: torch.ones_like(w), "plain": lambda: w, "capped": lambda: w.clamp(max=cap),
         "floored": lambda: w.clamp(min=cap),
         "dropped": lambda: torch.where(w <= cap, w, torch.zeros_like(w)),
-    }[choice.split()[-1]]()  # fmt: skip
+    }[choice.rsplit(maxsplit=1)[-1]]()  # fmt: skip

@@ -419,14 +419,14 @@ def ratio_at(s: Seen, level: str) -> Tensor:
         "sequence sum": lambda: total.exp().expand_as(d),
         "sequence padded": lambda: (total / mask.shape[1]).exp().expand_as(d),
         # value of the sequence, gradient through each token's own log-prob; with the right count the two forms agree
-        "token sum": lambda: (logp - logp.detach() + total.detach()).exp(),
-        "token padded": lambda: (logp - logp.detach() + total.detach() / mask.shape[1]).exp(),
-        "on policy": lambda: (logp - logp.detach()).exp(),
-        "inverted": lambda: (-d).exp(),
+        "token sum": (logp - logp.detach() + total.detach()).exp,
+        "token padded": (logp - logp.detach() + total.detach() / mask.shape[1]).exp,
+        "on policy": (logp - logp.detach()).exp,
+        "inverted": (-d).exp,
         "detached": lambda: d.exp().detach(),
         "constant": lambda: torch.ones_like(d).detach(),
         "no exp": lambda: d,
-        "reference": lambda: (logp - tensor(s, "ref_logprobs").detach()).exp(),
+        "reference": (logp - tensor(s, "ref_logprobs").detach()).exp,
     }
     return s.remember(("ratio", level), made[level])
 
@@ -506,7 +506,8 @@ def _advantage(s: Seen, choice: str) -> Tensor:
 
 
 AGGREGATIONS = (
-    "token-mean", "token-mean by rows", "sequence-mean", "sequence-sum", "sum", "padded", "constant", "over constant", "given count", "given rows",
+    "token-mean", "token-mean by rows", "sequence-mean", "sequence-sum", "sum", "padded", "constant", "over constant",
+    "given count", "given rows",
 )  # fmt: skip
 MASKINGS = ("own", "missing", "inverted", "inverted, own count", "numerator", *SHIFTS)
 _PLACE = {pair: i for i, pair in enumerate((a, m) for a in AGGREGATIONS for m in MASKINGS)}
