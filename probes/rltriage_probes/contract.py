@@ -63,7 +63,8 @@ class Gap:
         where = f" at {list(self.index)}" if self.index else ""
         return (
             f"{self.quantity} on case {self.case}: {_short(self.actual)} where "
-            f"{_short(self.expected)} is expected{where}; {self.mismatched} of {self.total} elements differ by more than {_short(self.allowed)}"
+            f"{_short(self.expected)} is expected{where}; {self.mismatched} of {self.total} elements differ by more "
+            f"than {_short(self.allowed)}"
         )
 
 

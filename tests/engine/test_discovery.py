@@ -83,7 +83,11 @@ def test_every_stage_function_of_a_small_project_is_found(tmp_path: Path) -> Non
 
 
 def test_settings_are_read_from_options_and_config_files(tmp_path: Path) -> None:
-    got = find(tmp_path, train_DOT_py=LOOP, conf__grpo_DOT_yaml="rl:\n  clip_ratio: 0.3  # both sides\n  temperature: '0.9'\n  beta: 0.001\n")
+    got = find(
+        tmp_path,
+        train_DOT_py=LOOP,
+        conf__grpo_DOT_yaml="rl:\n  clip_ratio: 0.3  # both sides\n  temperature: '0.9'\n  beta: 0.001\n",
+    )
     assert got.settings == {"clip_low": 0.3, "clip_high": 0.3, "beta": 0.001, "group_size": 6, "algorithm": "grpo"}
 
 

@@ -25,7 +25,13 @@ def load(root: Path, ref: str, block: Block | None = None) -> Loaded:
 
 
 def test_a_file_with_siblings_is_imported_as_its_author_runs_it(tmp_path: Path) -> None:
-    write(tmp_path, {"src/helper.py": "K = 3\n", "src/user.py": "from helper import K\ndef f(x, eps=1e-4):\n    return x * K + 7\n"})
+    write(
+        tmp_path,
+        {
+            "src/helper.py": "K = 3\n",
+            "src/user.py": "from helper import K\ndef f(x, eps=1e-4):\n    return x * K + 7\n",
+        },
+    )
     got = load(tmp_path, "src/user.py:f")
     assert got.report.rung == "import"
     assert got.function(2) == 13
@@ -81,13 +87,23 @@ def test_a_script_that_parses_arguments_is_cut_up(tmp_path: Path) -> None:
 
 
 def test_a_script_that_trains_when_imported_is_not_run(tmp_path: Path) -> None:
-    write(tmp_path, {"train.py": "def f(x):\n    return x\nfor step in range(10):\n    open('ran', 'w').close()\n    loss.backward()\n"})
+    write(
+        tmp_path,
+        {
+            "train.py": "def f(x):\n    return x\nfor step in range(10):\n    open('ran', 'w').close()\n    loss.backward()\n"
+        },
+    )
     assert load(tmp_path, "train.py:f").function(4) == 4
     assert not (tmp_path / "ran").exists()
 
 
 def test_wrappers_of_torch_compile_are_taken_off(tmp_path: Path) -> None:
-    write(tmp_path, {"user.py": "import torch\n@torch.compile\ndef f(x):\n    return x\n@torch.compile(dynamic=True)\ndef g(x):\n    return x\n"})
+    write(
+        tmp_path,
+        {
+            "user.py": "import torch\n@torch.compile\ndef f(x):\n    return x\n@torch.compile(dynamic=True)\ndef g(x):\n    return x\n"
+        },
+    )
     for name in "fg":
         assert not hasattr(load(tmp_path, f"user.py:{name}").function, "_torchdynamo_orig_callable")
 
@@ -125,7 +141,13 @@ def test_lines_become_a_function_of_the_names_they_read(tmp_path: Path) -> None:
 )
 def test_what_can_not_be_loaded_says_why(tmp_path: Path, ref: str, words: str) -> None:
     root = tmp_path / "project"
-    write(root, {"user.py": "def f(): pass\nclass C:\n    def a(self): pass\n    def b(self): pass\n", "broken.py": "def f(:\n"})
+    write(
+        root,
+        {
+            "user.py": "def f(): pass\nclass C:\n    def a(self): pass\n    def b(self): pass\n",
+            "broken.py": "def f(:\n",
+        },
+    )
     write(tmp_path, {"outside.py": "def f(): pass\n"})
     with pytest.raises(LoadFailed, match=words):
         load(root, ref)

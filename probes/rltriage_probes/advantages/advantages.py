@@ -247,7 +247,7 @@ MASK_PROMISED = (
     r"(masked|padded|padding).{0,60}(ignored|excluded|not counted|do(es)? not count|never read)",
     r"only (the )?(trained|valid|response|unmasked|generated|real|policy) tokens",
 )  # fmt: skip
-"""What documentation says that promises a masked sum. Without it an unmasked one is usual: rewards are 0 there (verl)."""
+"""What documentation says that promises a masked sum. An unmasked one is usual otherwise: rewards are 0 there (verl)."""
 
 
 def _bookkeeping(subject: Subject) -> tuple[Axis, ...]:
@@ -481,7 +481,7 @@ class _Stats(NamedTuple):
     mean: Tensor
     square: Tensor
     """Sum of squared deviations."""
-    count: Tensor
+    members: Tensor
     deviation: Tensor
     median: Tensor
 
@@ -530,12 +530,12 @@ def _scaled(r: Tensor, s: Seen, options: Options, knobs: Knobs) -> Tensor:
     single = options.get("single")
     if single is None:
         return out
-    lone = _statistics_of(r, s, options).count == 1
+    lone = _statistics_of(r, s, options).members == 1
     return torch.where(lone, {"zero": r * 0, "reward": r, "nan": r * torch.nan}[single], out)
 
 
 def _centred(r: Tensor, stats: _Stats, baseline: str) -> Tensor:
-    n = stats.count
+    n = stats.members
     if baseline == "siblings by n":
         return r - (n * stats.mean - r) / n
     if baseline == "all by n-1":
@@ -548,9 +548,9 @@ def _variance(r: Tensor, stats: _Stats, scale: str) -> Tensor:
     if scale in ("batch1", "batch0"):
         return r.var(correction=1 if scale == "batch1" else 0).expand_as(r)
     if scale == "loo":
-        rest = stats.square - stats.deviation.square() * stats.count / (stats.count - 1)
-        return (rest / (stats.count - 2)).clamp(min=0)
-    return stats.square / (stats.count if scale.startswith("std0") else stats.count - 1)
+        rest = stats.square - stats.deviation.square() * stats.members / (stats.members - 1)
+        return (rest / (stats.members - 2)).clamp(min=0)
+    return stats.square / (stats.members if scale.startswith("std0") else stats.members - 1)
 
 
 def _divided(centred: Tensor, spread: Tensor, guard: str, eps: float) -> Tensor:
@@ -685,7 +685,7 @@ def _conditioning(s: Seen) -> Tensor:
 
     def plain(r: Tensor) -> Tensor:
         stats = _stats(r, ids, tiled=False)
-        return (r - stats.mean) / ((stats.square / (stats.count - 1)).sqrt() + 1e-8)
+        return (r - stats.mean) / ((stats.square / (stats.members - 1)).sqrt() + 1e-8)
 
     error = float((plain(rewards) - plain(rewards.float()).double()).abs().nan_to_num(0.0, 0.0, 0.0).max())
     return torch.full((), error, dtype=torch.float64)

@@ -273,7 +273,7 @@ def _table(s: Seen, options: Options, t: float, floor: float) -> Tensor:
     lse = (raw / t if where == "normaliser only" else raw if where == "logit only" else z).logsumexp(-1, keepdim=True)
     normal = options["normal"]
     table = {
-        "log_softmax": lambda: z - lse, "floored": lambda: ((z - lse).exp() + floor).log(),
+        "log_softmax": lambda: z - lse, "floored": ((z - lse).exp() + floor).log,
         "flipped": lambda: lse - z, "raw": lambda: z,
         "probability": (z - lse).exp, "maximum": lambda: z - z.amax(-1, keepdim=True),
         "twice": lambda: (z - lse).exp().log_softmax(-1), "over positions": lambda: z.log_softmax(1),

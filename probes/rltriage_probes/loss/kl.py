@@ -104,8 +104,8 @@ def _observed(subject: Subject, case: Case) -> Seen:
     if "ratio" in subject.bound.names:
         s.cache["uses ratio"] = torch.ones(())
     if s.value.dim() == 2 and "completion_mask" in subject.bound.names:
-        s.where = case.inputs["completion_mask"] > 0
-        s.grad_where = {"logprobs": s.where}
+        where = case.inputs["completion_mask"] > 0
+        s.where, s.grad_where = where, {"logprobs": where}
     return s
 
 

@@ -129,7 +129,7 @@ def _prepare(subject: Subject, case: Case, s: Seen) -> None:
             s.cache["leaf:" + word] = value.clone().requires_grad_(True)
     if s.value.dim() == 2:
         where = case.inputs["completion_mask"] > 0
-        s.where, s.grad_where = where, {word: where for word in WRT}
+        s.where, s.grad_where = where, dict.fromkeys(WRT, where)
 
 
 # Reference of the rest

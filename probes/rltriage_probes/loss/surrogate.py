@@ -10,7 +10,7 @@ Clip-higher and token mean: DAPO, Yu et al. 2025 (arXiv:2503.14476). sg(clip ρ)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -385,7 +385,8 @@ def gradients(value: Tensor, s: Seen) -> dict[str, Tensor]:
     out = value if value.dim() == 0 else (value * cotangent(value.shape).double()).sum()
     if not out.requires_grad:
         return {k: torch.zeros_like(v) for k, v in leaves.items()}
-    got = torch.autograd.grad(out, list(leaves.values()), retain_graph=True, allow_unused=True)
+    unused_too = torch.autograd.grad(out, list(leaves.values()), retain_graph=True, allow_unused=True)
+    got = cast("tuple[Tensor | None, ...]", unused_too)
     return {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), got, strict=True)}
 
 

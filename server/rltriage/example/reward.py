@@ -2,7 +2,7 @@
 
 import re
 
-ANSWER = re.compile(r"<answer>\s*(-?\d+)\s*</answer>")
+ANSWER = re.compile(r"<answer>\s*(-?\d+(?:\.\d+)?)\s*</answer>")
 
 
 def correctness_reward(prompts, completions, answers):
@@ -19,5 +19,5 @@ def correctness_reward(prompts, completions, answers):
     rewards = []
     for completion, answer in zip(completions, answers, strict=True):
         found = ANSWER.findall(completion)
-        rewards.append(1.0 if found and int(found[-1]) == int(answer) else 0.0)
+        rewards.append(1.0 if found and float(found[-1]) == float(answer) else 0.0)
     return rewards
