@@ -28,7 +28,7 @@ $(VENV)/ready: pyproject.toml
 	@touch $@
 
 test: setup
-	$(BIN)/python -m pytest -m 'not frameworks'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m 'not frameworks'
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -36,7 +36,7 @@ check: setup
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/sync_skills.py --check
-	$(BIN)/python -m pytest -q -m 'not node and not frameworks'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m 'not node and not frameworks'
 
 format: setup
 	$(BIN)/ruff format .

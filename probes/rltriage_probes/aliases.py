@@ -16,6 +16,14 @@ _SPELLINGS: dict[str, str] = {
         "logits pred_logits next_token_logits logits_rmpad vocab_parallel_logits policy_logits shifted_logits "
         "shift_logits lm_logits output_logits model_logits query_response_logits raw_logits"
     ),
+    "hidden_states": (
+        "hidden_states hidden hiddens last_hidden_state last_hidden_states hidden_state h last_hidden output_hidden_states"
+    ),
+    "lm_head_weight": (
+        "lm_head_weight lm_head_weights head_weight lm_weight vocab_weight linear_weight unembedding unembed "
+        "output_embeddings unembed_weight weight lm_head_w head_w w"
+    ),
+    "lm_head_bias": "lm_head_bias head_bias lm_bias linear_bias bias lm_head_b",
     "token_ids": (
         "token_ids input_ids completion_ids ids tokens target_ids target_tokens selected_token_ids response_ids responses "
         "completion_tokens response_tokens generated_ids generated_tokens output_ids output_tokens sequences sequence_ids sequence query_responses "
@@ -40,12 +48,13 @@ _SPELLINGS: dict[str, str] = {
     "logprobs": (
         "logprobs log_probs log_prob per_token_logps logps logprob logp train_log_probs next_token_logprobs "
         "token_logprobs training_logprobs new trainer_logprobs new_logprobs policy_per_token_logps pi_logprobs "
-        "logprobs_new new_logps policy_logprobs curr_logprobs current_logprobs cur_logps action_log_probs target_logprobs"
+        "logprobs_new new_logps policy_logprobs curr_logprobs current_logprobs cur_logps action_log_probs target_logprobs "
+        "newlogprob newlogprobs newlogp"
     ),
     "old_logprobs": (
         "old_logprobs old_log_probs old_log_prob old_logp old_per_token_logps old_logps prev_logprobs old "
         "old_policy_per_token_logps prox_logp log_probs_old proximal_logprobs logprobs_old pi_old_logprobs "
-        "old_action_log_probs previous_logprobs"
+        "old_action_log_probs previous_logprobs b_logprobs"
     ),
     "ref_logprobs": (
         "ref_logprobs ref_log_probs ref_log_prob ref_logp log_probs_base ref_per_token_logps ref log_probs_ref "
@@ -61,7 +70,7 @@ _SPELLINGS: dict[str, str] = {
     "log_ratio": "log_ratio log_ratios logratio negative_approx_kl log_importance_weights logratios",
     "negative_log_ratio": "ppo_kl negative_log_ratio",
     "entropies": "entropies entropy per_token_entropy token_entropies",
-    "advantages": "advantages advantage advs adv masked_advantages raw_advantages advantage_values",
+    "advantages": "advantages advantage advs adv masked_advantages mb_advantages raw_advantages advantage_values",
     "rewards": (
         "rewards reward scores score r rewards_list group_rewards raw_rewards rewards_per_func rm_scores reward_scores "
         "reward_score total_reward total_rewards sequence_rewards response_level_rewards outcome_rewards terminal_rewards "
@@ -75,7 +84,7 @@ _SPELLINGS: dict[str, str] = {
     ),
     "is_last_step": "is_last_step is_last last_step is_last_turn last_turn",
     "trajectory_ids": "trajectory_ids trajectory_id traj_ids traj_id episode_ids",
-    "values": "values value vpreds old_values value_preds critic_values",
+    "values": "values value phi_values vpreds old_values value_preds critic_values",
     "old_values": "old_values values_old old_value phi_old_values",
     "returns": "returns target_value target_values value_targets",
     "group_size": (
@@ -99,7 +108,10 @@ _SPELLINGS: dict[str, str] = {
         "clip_coef eps ppo_epsilon clip_coeff policy_clip ratio_clip"
     ),
     "dual_clip": "dual_clip clip_ratio_c eps_clip_c c_clip delta ratio_clip_c epsilon_c clip_c",
-    "clip_value": "clip_value cliprange_value value_clip clip_range_value value_eps_clip",
+    "clip_value": (
+        "clip_value cliprange_value value_clip clip_range_value value_eps_clip value_clip_range vf_clip vf_clip_param "
+        "vf_clip_range clip_range_vf cliprange_vf clip_vf value_clip_eps value_cliprange vf_clip_eps value_clip_ratio"
+    ),
     "beta": (
         "beta kl_coef kl_coeff kl_loss_coef kl_penalty_coef kl_ctrl kl_ctl kl_ratio init_kl_coef kl_coefficient kl_weight "
         "kl_beta kl_tau reference_policy_kl_penalty kl_lambda beta_kl"
@@ -410,6 +422,8 @@ def resolve(name: str, role: str, takes: Collection[str], doc: str = "", annotat
     """
     plain = snake(name)
     special = ROLE_NAMES.get(role, {})
+    if role == "policy_loss" and other_bound(plain) and "clip_value" not in _EXACT.get(plain, ()):
+        return None
     for key, how in ((plain, "name"), (normalise(name), "normalised name")):
         if key in special:
             word = special[key]
@@ -428,6 +442,46 @@ def resolve(name: str, role: str, takes: Collection[str], doc: str = "", annotat
         return _match(documented, "docstring", name, doc)
     similar = _from_family(tokens(name), role, takes)
     return _match(similar, "similar name", name, doc) if similar else None
+
+
+_BOUNDS = frozenset("clip clips clipping cliprange cap caps threshold thresh eps epsilon bound max min".split())
+_BOUNDED = {
+    **dict.fromkeys("tis mis is iw imp icepop sampler sampling rollout behav behave behavior behaviour".split(), 2.0),
+    **dict.fromkeys("trunc truncation truncated truncate".split(), 2.0),
+    **dict.fromkeys("grad grads gradient".split(), 1.0),
+    **dict.fromkeys("value values vf vloss critic cov norm reward rewards kl temperature entropy".split(), None),
+}
+
+
+def other_bound(name: str) -> bool:
+    """Whether a bound is on something else than the importance ratio of the policy: `tis_clip`, `clip_cov_ratio`."""
+    parts = set(snake(name).split("_"))
+    return bool(parts & (_BOUNDS - {"max", "min"})) and bool(parts & set(_BOUNDED))
+
+
+def neutral_bound(name: str) -> float | None:
+    """A value at which such a bound changes little; None where there is none."""
+    parts = set(snake(name).split("_"))
+    if not other_bound(name):
+        return None
+    value = next((_BOUNDED[p] for p in snake(name).split("_") if p in _BOUNDED), None)
+    return 0.0 if value == 2.0 and parts & {"low", "lower", "lo", "min"} else value
+
+
+_CURRENT = frozenset("cur curr current new newlogprob newlogprobs newlogp newlogps pi policy actor".split())
+
+
+def is_current(name: str) -> bool:
+    """Whether a log-prob's name says that it is of the weights being trained: `cur_log_probs`, `new_logps`."""
+    return bool(set(snake(name).split("_")) & _CURRENT)
+
+
+def logprob_word(name: str) -> str:
+    """Which log-probs a name spells, whatever the role; empty where it spells none."""
+    words = ("logprobs", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+    match = resolve(name, "policy_loss", words)
+    exact = match is not None and match.how in ("name", "normalised name")
+    return match.word if match is not None and exact and "logprob" in tokens(name) else ""
 
 
 def as_list(word: str) -> str:
@@ -562,7 +616,7 @@ def _from_family(parts: tuple[str, ...], role: str, takes: Collection[str]) -> s
         guess = "group_size" if have & {"size", "n"} else "group_ids"
     elif "eos" in have:
         guess = "eos_token_id"
-    elif "pad" in have and have & {"id", "token"}:
+    elif "pad" in have and have & {"id", "token"} and "label" not in have:
         guess = "pad_token_id"
     elif have & {"ids", "token"} and have & {
         "completion",

@@ -10,6 +10,7 @@ from typing import Any
 from rltriage_probes import aliases, containers, reports, source
 from rltriage_probes.filling import SCALARS, FixedSource, MadeSource, Plan, Source, WordSource, evaluate
 from rltriage_probes.forms import Call, Hints, Missing, common_shape, forms_for
+from rltriage_probes.invoke import NotReached
 from rltriage_probes.loading import Loaded
 from rltriage_probes.model import Role
 from rltriage_probes.reports import BindingFailed
@@ -25,6 +26,8 @@ SETTING_WORDS = frozenset(
     "row_count prompt_length completion_length".split()
 )
 """Scalars that any function may take, whatever its role lists."""
+HEAD_WORDS = frozenset(("hidden_states", "lm_head_weight", "lm_head_bias"))
+"""What a fused head takes in place of logits."""
 DOCUMENTED: dict[str, Any] = {
     "clip": 0.2, "clip_low": 0.2, "clip_high": 0.2, "clip_value": 0.2, "beta": 0.04, "temperature": 1.0,
     "group_size": 4,
@@ -38,6 +41,28 @@ _CLIP = {
     "clip_low": ("clip_low", "clip"),
     "clip_high": ("clip_high", "clip", "clip_low"),
 }
+
+
+_COMPARES_ROWS = source.re.compile(
+    r"\.all\(|\.any\(|torch\.equal|array_equal|dim=0|axis=0|tuple\(|unique_consecutive|decode\("
+)
+"""How code tells prompts apart that it has as rows of tokens."""
+
+
+_HEAD = source.re.compile(r"(lm_|output_|vocab_|out_)?(head|proj|projection|linear|layer|unembed\w*)|embed_out")
+
+
+def _no_penalty(call: Call) -> Any:
+    """Log-probs [N, T] that are all 0: whatever penalty a function takes from their difference, it is 0."""
+    import torch
+
+    mask = call.inputs.get("completion_mask")
+    shape = (call.samples(), 5) if mask is None else tuple(mask.shape)
+    return torch.zeros(shape)
+
+
+class _NoEntry(NotReached, KeyError):
+    """Also a `KeyError`, since the user's code may be ready for one."""
 
 
 class Binder:
@@ -56,6 +81,8 @@ class Binder:
         self.lists = lists
         self.example = role.example(intent)
         self.takes = frozenset(role.takes) | SETTING_WORDS | {"lengths", "cu_seqlens"}
+        if role.name in ("logprobs", "entropy"):
+            self.takes |= HEAD_WORDS
         self.current: Call | None = None
         self.known: dict[str, Any] = {}
         self.hows: dict[str, str] = {}
@@ -63,6 +90,8 @@ class Binder:
         self.tried: list[str] = []
         self.seams: dict[str, Seam] = {}
         self.generous = generous
+        self.dynamic: set[str] = set()
+        """Words that a container gave for keys which the source does not show."""
         self.known_from_self = False
         """Whether the settings were read from an object that the class's own constructor made."""
         self.attributes: dict[str, tuple[str, Any]] = {}
@@ -144,15 +173,62 @@ class Binder:
             return "", "", False
         if name.strip("_") in aliases.CONFIG_NAMES:
             return "", "", False
+        if self.role.name == "advantages" and aliases.logprob_word(name):
+            return "", "", False
+        if self.role.name in ("logprobs", "completion_mask") and name in ("prompts", "queries") and self._split():
+            return "token_ids", "name", False
+        if self.role.name == "logprobs" and aliases.snake(name) in ("labels", "label_ids") and self._skips_labels():
+            return "labels", "source", False
         match = aliases.resolve(name, self.role.name, self.takes, self.docs.get(name, ""), annotation)
+        if match is not None and match.word in ("lm_head_weight", "lm_head_bias") and not self._has_hidden():
+            return "", "", False
         if match is None or not _kind_fits(match.word, default):
             return "", "", False
         word = match.word
+        if not path and "called" in self.facts.signs.get(root, ()) and word not in ("model", "tokenizer"):
+            return "", "", False
+        if word == "logprobs" and self.role.name in ("policy_loss", "kl"):
+            word = self._whose(root, name, path)
+            if not word:
+                return "", "", False
         if self.lists is not None:
             word = aliases.as_list(word) if self.lists else aliases.as_single(word)
         if word in ("clip", "eps") and isinstance(default, float) and default <= 1e-5:
             word = "eps"
         return word, match.how, match.inverted
+
+    def _whose(self, root: str, name: str, path: Path) -> str:
+        """Whose log-probs a plain name holds: not the policy's where another place clearly holds those.
+
+        Behind a proximal policy they are the sampler's, else the ones that the ratio refers to; empty where
+        those have a place of their own as well.
+        """
+        if aliases.is_current(name) or not self._current_elsewhere(root, path, name):
+            return "logprobs"
+        others = self._names() - {name}
+        if any("prox" in aliases.snake(n) for n in others):
+            return "rollout_logprobs" if "rollout_logprobs" in self.takes else ""
+        known = (aliases.resolve(n, self.role.name, self.takes) for n in others)
+        return "" if any(m is not None and m.word == "old_logprobs" for m in known) else "old_logprobs"
+
+    def _current_elsewhere(self, root: str, path: Path, name: str) -> bool:
+        shown = source.render(root, path)
+        if any(word == "logprobs" and place != shown for place, word in self.explicit.items()):
+            return True
+        if any(n and aliases.is_current(n) and self._names_logprobs(n) for n in self._names() - {name}):
+            return True
+        return (
+            bool(path)
+            and root != "self"
+            and any(
+                n != root and p.default is p.empty and p.kind is not p.VAR_KEYWORD and self._names_logprobs(n)
+                for n, p in self.signature.parameters.items()
+            )
+        )
+
+    def _names_logprobs(self, name: str) -> bool:
+        match = aliases.resolve(name, self.role.name, self.takes)
+        return match is not None and match.word == "logprobs" and match.how in ("name", "normalised name")
 
     def word_source(
         self, shown: str, name: str, word: str, how: str, inverted: bool, annotation: str, default: Any
@@ -174,6 +250,8 @@ class Binder:
             signs=set(self.facts.signs.get(shown, set())),
             reads_ids=self.role.name == "decode" and self._has_tokenizer(),
         )  # fmt: skip
+        if _COMPARES_ROWS.search(self.facts.text):
+            hints.signs.add("compares rows")
         if self.common and hints.shape() is None:
             hints.doc = f"{hints.doc} {self.common}".strip()
         return hints
@@ -186,6 +264,9 @@ class Binder:
         return out
 
     def _split(self) -> bool:
+        names = self._names()
+        if self.role.name in ("logprobs", "completion_mask") and names & {"prompts", "queries"}:
+            return bool(names & {"responses", "response_ids", "completions", "completion_ids"})
         return self.role.name not in ("policy_loss", "kl") and any(
             source.re.fullmatch(r"(prompt|query|context)s?_(input_)?(ids|tokens|mask|attention_mask)", n)
             for n in self._names()
@@ -216,11 +297,19 @@ class Binder:
         if word in self.settings:
             value, by = aliases.spelled(word, self.settings[word], compared), "settings"
         elif default is not NOTHING:
-            value, by = default, "default"
+            value, by = self._declared(word, default, compared)
         else:
             value, by = self._chosen(word, compared), "intent"
         self.know(word, aliases.canonical_choice(word, value), by)
         return FixedSource(path=shown, value=value, meaning=word, how=how if by != "default" else "default", word="")
+
+    def _declared(self, word: str, default: Any, compared: set[str]) -> tuple[Any, str]:
+        """The declared choice where the code itself spells it, else the function's own default."""
+        wanted = self.intent.get(word)
+        spelled = aliases.spelled(word, wanted, compared) if isinstance(wanted, str) else None
+        if spelled in compared and aliases.canonical_choice(word, default) != aliases.canonical_choice(word, spelled):
+            return spelled, "intent"
+        return default, "default"
 
     def _chosen(self, word: str, compared: set[str]) -> Any:
         """A value for a choice that the function demands: the declared one, else one that the source knows."""
@@ -250,6 +339,13 @@ class Binder:
             aside = self._aside(shown, plain)
             if aside is not None:
                 return aside
+        if self.is_head(plain):
+            return MadeSource(path=shown, build=lambda call: self.head(call), how="name", meaning="identity head")
+        if self.role.name == "advantages" and aliases.logprob_word(name):
+            return MadeSource(path=shown, build=_no_penalty, how="name", meaning="zeros, so that no KL penalty acts")
+        bound = aliases.neutral_bound(name) if self.role.name == "policy_loss" else None
+        if bound is not None:
+            return FixedSource(path=shown, value=bound, meaning="constant", how="name")
         value = surroundings(plain)
         if value is not NOTHING:
             return FixedSource(path=shown, value=value, meaning="constant", how="name")
@@ -263,6 +359,22 @@ class Binder:
         if match is not None and match.word == "model" and self.role.name in ("policy_loss", "kl", "advantages"):
             return FixedSource(path=shown, value=Unknown(shown), meaning="constant", how="name")
         return None
+
+    def is_head(self, plain: str) -> bool:
+        return self.role.name in ("logprobs", "entropy") and _HEAD.fullmatch(plain) is not None
+
+    def head(self, call: Call) -> Any:
+        from rltriage_probes.standins import IdentityHead
+
+        return IdentityHead(call.get("logits"))
+
+    def _skips_labels(self) -> bool:
+        """Whether the code knows labels that are not scored, and so wants them marked."""
+        return source.re.search(r"[=!]=\s*(-100\b|\w*ignore\w*|label_pad\w*)|ignore_index", self.facts.text) is not None
+
+    def _has_hidden(self) -> bool:
+        found = (aliases.resolve(n, self.role.name, ("hidden_states",)) for n in self._names())
+        return any(m is not None for m in found)
 
     def _aside(self, shown: str, plain: str) -> Source | None:
         """What a reward gets besides texts: one value, or one for each sample under a plural name."""
@@ -303,6 +415,8 @@ class Binder:
             root, path = source.parse_path(shown) if source.re.match(r"\w", shown) else (shown, ())
             word, how, inverted = self.meaning(root, name, path, "", NOTHING) if "[*]" not in shown else ("", "", False)
             if not word:
+                if path and path[-1][0] == "key" and root != "self" and root in self.signature.parameters:
+                    self._refuse_unseen(root, path, shown)
                 return NOTHING
             if word in aliases.CHOICES:
                 if not generous and word not in self.settings:
@@ -320,9 +434,20 @@ class Binder:
             options = forms_for(got.word, got.hints, self.current.layout)
             got.form = options[0] if options else None
         try:
-            return got.give(self.current)
+            value = got.give(self.current)
         except Missing:
             return NOTHING
+        if got.word not in SCALARS:
+            self.dynamic.add(got.word)
+        return value
+
+    def _refuse_unseen(self, root: str, path: Path, shown: str) -> None:
+        """Raises for an entry without a meaning whose key is made while the function runs."""
+        if path not in self.facts.reads.get(root, {}):
+            raise _NoEntry(
+                f"{shown} is read by a key that is chosen while it runs, and what it holds is not known",
+                f"Say what it is in the target's bind table: '{shown}' = \"<word>\".",
+            )
 
     def inherit(self, outer: Binder) -> None:
         """Takes over the settings with which a factory made this function."""
@@ -334,7 +459,8 @@ class Binder:
         return {w for seam in self.seams.values() for w in seam.words}
 
     def reachable(self) -> set[str]:
-        return {w.word for w in self.plan.words()} | {w.word for w in self.plan.fixed() if w.word} | self.seam_words()
+        words = {w.word for w in self.plan.words()} | {w.word for w in self.plan.fixed() if w.word} | self.seam_words()
+        return words | {"logits"} if "hidden_states" in words else words
 
 
 _SWITCHES = frozenset(("scale_rewards", *aliases.CHOICES))

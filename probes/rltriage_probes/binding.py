@@ -121,6 +121,8 @@ def _bound(b: Binder) -> Bound:
     if b.role.returns in ("text", "number", "raw"):
         # a text function that lacks an entry often just scores 0, so that trying it out shows nothing
         b.plan.open += b.plan.doubtful
+    if b.role.name == "kl":
+        _refuse_whole_vocabulary(b)
     if b.plan.open:
         raise BindingFailed(reports.open_reason(b), reports.report_open(b, b.plan.open))
     missing = [group for group in b.role.needs if not set(group) & b.reachable()]
@@ -131,6 +133,17 @@ def _bound(b: Binder) -> Bound:
             reports.report_open(b, reports.unbound_names(b)),
         )
     return trials.settle(b)
+
+
+def _refuse_whole_vocabulary(b: Binder) -> None:
+    """A KL of two distributions is no estimator over sampled tokens."""
+    logits = [p for p in b.plan.open if "logit" in p.lower()] + [w.path for w in b.plan.words() if w.word == "logits"]
+    if logits:
+        raise BindingFailed(
+            f"{b.loaded.qualname} sums the KL over the vocabulary, from {', '.join(dict.fromkeys(logits))}; "
+            "what is checked are estimators from the log-probs of the sampled tokens",
+            reports.report_open(b, []),
+        )
 
 
 def _make_plan(b: Binder) -> None:

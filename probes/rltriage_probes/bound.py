@@ -44,6 +44,9 @@ class Bound:
             and (layout in ("packed", "ragged") or "lengths" in have)
         )
         """Lengths in place of a mask: the function gets the trained tokens of a row and no others."""
+        shared = self._role.name == "reward" and any("one per group" in f.name for f in forms.values())
+        self._copies = int(binder.known.get("group_size") or 4) if shared else 1
+        """How often each completion is handed over where one gold answer serves a whole group."""
         self._returns = ""
         self._part: int | None = None
         self._no_grad = layout == "arrays"
@@ -127,6 +130,8 @@ class Bound:
     def _run(self, call: Call) -> Any:
         for w in self._sources:
             w.form = self._forms.get(id(w), w.form)
+        if self._copies > 1 and len(call.inputs["answers"]) == len(call.inputs["completions"]):
+            return _every(self._once(_repeated(call, self._copies)), self._copies)
         if self._mode == "batch":
             return self._once(call)
         if self._mode == "per row" and self._role.returns in ("text", "number", "raw") and call.samples() == 0:
@@ -214,7 +219,7 @@ class Bound:
         wrt = next((w for w in ("logprobs", "log_ratio", "ratio", "negative_log_ratio") if w in words), None)
         if wrt is None:
             return True
-        inputs = dict(self._binder.example.inputs)
+        inputs = _on_policy(self._binder.example.inputs)
         changed = inputs["advantages"].clone()
         changed[0] = changed[0] * 2 + 1
         try:
@@ -262,7 +267,7 @@ class Bound:
         binder = self._binder
         for w in self._sources:
             w.form = self._forms.get(id(w), w.form)
-        names = {f.word for f in self._forms.values()} | binder.seam_words()
+        names = {f.word for f in self._forms.values()} | binder.seam_words() | (binder.dynamic & set(self._role.takes))
         inputs = binder.example.inputs
         for word in [w for w in names if w not in inputs]:
             names |= set(DERIVED.get(word, ())) & set(inputs)
@@ -288,6 +293,37 @@ class Bound:
             self._returns += f", called {self._mode}"
         self.report = BindingReport(slots=reports.slots(binder), returns=self._returns)
         return self
+
+
+def _on_policy(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs with all ratios at 1, where no clip takes the gradient of a row away."""
+    out = dict(inputs)
+    for word in ("old_logprobs", "rollout_logprobs"):
+        if word in out and "logprobs" in out:
+            out[word] = out["logprobs"].clone()
+    for word in ("log_ratio", "negative_log_ratio"):
+        if word in out:
+            out[word] = out[word] * 0
+    if "ratio" in out:
+        out["ratio"] = out["ratio"] * 0 + 1
+    return out
+
+
+def _repeated(call: Call, copies: int) -> Call:
+    """Each sample `copies` times in a row, with one gold answer for all of them."""
+    given = {k: v for k, v in call.inputs.items() if k in ("completions", "prompts")}
+    several = {k: [x for x in v for _ in range(copies)] for k, v in given.items()}
+    return Call({**call.inputs, **several, "group_size": copies}, call.layout)
+
+
+def _every(result: Any, copies: int) -> Any:
+    """The entries of one copy of each sample."""
+    if isinstance(result, dict):
+        return {k: _every(v, copies) for k, v in result.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(result, tuple) and not hasattr(result, "_fields"):
+        return tuple(_every(v, copies) for v in result)  # pyright: ignore[reportUnknownVariableType]
+    sliced = isinstance(result, list) or getattr(result, "ndim", 0) > 0
+    return result[::copies] if sliced else result
 
 
 def _kept_first(values: Mapping[str, Any]) -> Any:

@@ -19,8 +19,8 @@ Layout = Literal["padded", "ragged", "packed", "arrays"]
 Mode = Literal["batch", "per group", "per row"]
 
 ROW_WORDS = frozenset(
-    "logits token_ids labels attention_mask completion_mask logprobs old_logprobs ref_logprobs rollout_logprobs ratio "
-    "log_ratio negative_log_ratio entropies advantages token_rewards values old_values returns".split()
+    "logits hidden_states token_ids labels attention_mask completion_mask logprobs old_logprobs ref_logprobs rollout_logprobs "
+    "ratio log_ratio negative_log_ratio entropies advantages token_rewards values old_values returns".split()
 )
 """Words with one row a sequence."""
 SAMPLE_WORDS = ROW_WORDS | frozenset(
@@ -129,13 +129,24 @@ class Hints:
 
         In a sentence about several inputs the shape that follows this one's name counts.
         """
-        doc = self.doc.replace("**", " ")
-        own = re.search(rf"\b{re.escape(self.name)}`{{0,2}}\s*(?=[\[(])", doc) if self.name else None
+        doc = _without_result(self.doc.replace("**", " "))
+        own = re.search(rf"\b{re.escape(self.name)}[`'\"]{{0,2}}\s*(?=[\[(])", doc) if self.name else None
         found = _shape_in(doc[own.end() :]) if own else None
-        return found or _shape_in(doc)
+        if found or not self.name or re.match(r"\s*(?:[(:\[=–-]|is\b|are\b)", doc):
+            return found or _shape_in(doc)
+        mention = re.search(rf"\b{re.escape(self.name)}\b", doc)
+        if mention is None:
+            return _shape_in(doc)
+        doc = doc[mention.end() :] if _shape_in(doc[mention.end() :]) else doc
+        return _shape_in(re.sub(r"\b(?:advantages?|baselines?)\s*[(\[][^)\]]*[)\]]", " ", doc))
 
     def isinstance_str(self) -> bool:
         return bool(self.signs & {"isinstance str", "each isinstance str"})
+
+    def takes_both(self, many: bool) -> bool:
+        """Whether the source tells a text from a message list, so that plain texts do."""
+        kind = r"each isinstance .*\b(str|list|dict|Mapping|Sequence)\b" if many else r"isinstance .*\b(str|list)\b"
+        return any(re.fullmatch(kind, s) for s in self.signs) or self.isinstance_str()
 
 
 _DIMENSION = re.compile(r"[A-Za-z_]\w{0,24}(?:\s*[-+*/]\s*\w+)*|\d+|\.\.\.")
@@ -162,9 +173,21 @@ _COMMON = re.compile(
 )
 
 
+_RESULT = re.compile(
+    r"(?:\b(?:returns?|returning|yields?|gives?|giving|produces?|computes?|outputs?|results?|adds?|writes?|makes?)\b|->|=>)"
+    r"[^.;\n]*",
+    re.I,
+)
+
+
+def _without_result(doc: str) -> str:
+    """A docstring without what it says of the result: `returns advantages [N, T]` gives an input no shape."""
+    return _RESULT.sub(" ", doc)
+
+
 def common_shape(doc: str) -> str:
     """The shape that a docstring gives for all inputs at once, e.g. `[B, T] each`; empty where it gives none."""
-    found = _COMMON.search(doc)
+    found = _COMMON.search(_without_result(doc))
     return (found[1] or found[2]) if found else ""
 
 
@@ -186,6 +209,8 @@ def derived(word: str, call: Call) -> Any:
         from rltriage_probes.standins import EchoModel
 
         return EchoModel(call.inputs["logits"], call.inputs["token_ids"])
+    if word in ("hidden_states", "lm_head_weight", "lm_head_bias") and "logits" in call.inputs:
+        return _head(word, call.inputs["logits"])
     if word == "labels" and "token_ids" in call.inputs:
         return call.inputs["token_ids"]
     if word == "token_count" and "completion_mask" in call.inputs:
@@ -197,11 +222,24 @@ def derived(word: str, call: Call) -> Any:
     raise Missing(word)
 
 
+def _head(word: str, logits: Any) -> Any:
+    """Hidden states and head whose product is exactly the case's logits: the head is the identity."""
+    import torch
+
+    if word == "hidden_states":
+        return logits
+    size = logits.shape[-1]
+    return torch.eye(size, dtype=logits.dtype) if word == "lm_head_weight" else torch.zeros(size, dtype=logits.dtype)
+
+
 DERIVED: dict[str, tuple[str, ...]] = {
     "lengths": ("completion_mask", "attention_mask"),
     "cu_seqlens": ("lengths", "completion_mask", "attention_mask"),
     "model": ("logits", "token_ids"),
     "labels": ("token_ids",),
+    "hidden_states": ("logits",),
+    "lm_head_weight": ("logits",),
+    "lm_head_bias": ("logits",),
     "token_count": ("completion_mask",),
     "row_count": (),
     "max_completion_length": (),
@@ -226,7 +264,8 @@ def forms_for(word: str, hints: Hints, layout: Layout) -> tuple[Form, ...]:
     if word in ("old_logprobs", "ref_logprobs"):
         return (_form(word, "[B, T]", _same), _form(word, "[B], summed over the trained tokens", _summed))
     if word in ROW_WORDS:
-        return (_form(word, "[B, T, V]" if word == "logits" else "[B, T]", _same),)
+        name = {"logits": "[B, T, V]", "hidden_states": "[B, T, H]"}.get(word, "[B, T]")
+        return (_form(word, name, _same),)
     return (_form(word, "", _same),)
 
 
@@ -324,13 +363,16 @@ def _pack(value: Any, call: Call) -> Any:
 
 
 def _cu_seqlens(hints: Hints, layout: Layout) -> tuple[Form, ...]:
-    def apply(value: Any, call: Call) -> Any:
-        import torch
+    def ends(kind: str) -> Callable[[Any, Call], Any]:
+        def apply(value: Any, call: Call) -> Any:
+            import torch
 
-        ends = torch.tensor([0, *call.lengths()], dtype=torch.int32)
-        return ends.cumsum(0, dtype=torch.int32)
+            return torch.tensor([0, *call.lengths()]).cumsum(0).to(getattr(torch, kind))
 
-    return (_form("cu_seqlens", "[B + 1] int32", apply),)
+        return apply
+
+    forms = [_form("cu_seqlens", f"[B + 1] {kind}", ends(kind)) for kind in ("int32", "int64")]
+    return tuple(forms[::-1] if hints.says(r"\blong\b|int64|LongTensor") else forms)
 
 
 def _lengths(hints: Hints, layout: Layout) -> tuple[Form, ...]:
@@ -545,11 +587,12 @@ def _group_ids(hints: Hints, layout: Layout) -> tuple[Form, ...]:
         "group_ids", "list of str, one per group", lambda v, c: [f"prompt-{i}" for i in range(len(c.groups()))]
     )
     matrix = _form("group_ids", "[N, S] long, the prompt's tokens", lambda v, c: _prompt_tokens(v))
-    forms = [objects, strings, tensor, ints, integers, matrix, groups]
+    by_tokens = "compares rows" in hints.signs
+    forms = [objects, strings, tensor, ints, integers, *([matrix] if by_tokens else []), groups]
     if hints.says(r"list of [Pp]\b|one (per|for each) prompt\b|\bP prompts"):
         return _order(forms, groups.name)
     shape = hints.shape()
-    if shape is not None and len(shape) == 2:
+    if by_tokens and shape is not None and len(shape) == 2:
         return _order(forms, matrix.name)
     if hints.says(r"ndarray|np\.|numpy"):
         return _order(forms, objects.name, integers.name)
@@ -602,17 +645,26 @@ def _object_array(values: list[str]) -> Any:
 # Texts
 
 
+_ONE_A_PROMPT = (
+    r"\bP (?:\w+ ){0,3}(?:str\w*|gold\w*|answers?|solutions?|texts?)\b|\[\s*P\s*\]"
+    r"|\b(?:one|an answer|a gold\w*|answers?|list) (?:\w+ ){0,2}?(?:a|per|for each|for every|of each|each) "
+    r"(?:prompt|question|problem|group)\b"
+)
+
+
 def _texts(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
     def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
         role = "user" if word == "prompts" else "assistant"
         strings = _form(word, "list of str", lambda v, c: list(v))
         chats = _form(word, "list of message lists", lambda v, c: [[{"role": role, "content": x}] for x in v])
-        message = "message" in hints.signs and not hints.isinstance_str()
+        message = "message" in hints.signs and not hints.takes_both(many=True)
         conversational = hints.says(
             r"message lists?|list of messages|one chat|chats|conversational|list\[list\[dict|list\[dict"
         )
         if word == "answers":
-            return (strings,)
+            one = _form(word, "list of str, one per group", lambda v, c: list(v))
+            per_prompt = hints.says(_ONE_A_PROMPT) or "a row's group" in hints.signs
+            return (one,) if per_prompt else (strings,)
         if hints.reads_ids and word == "texts":
             return (*_token_ids(hints, layout), strings)
         return (chats, strings) if message or (conversational and not hints.says(r"str\b|string")) else (strings, chats)
@@ -629,7 +681,7 @@ def _single(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
             return (*_token_ids(hints, layout), string)
         if word in ("answer", "text"):
             return (string,)
-        return (chat, string) if "message" in hints.signs and not hints.isinstance_str() else (string, chat)
+        return (chat, string) if "message" in hints.signs and not hints.takes_both(many=False) else (string, chat)
 
     return make
 

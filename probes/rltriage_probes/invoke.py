@@ -235,7 +235,10 @@ def _is_record(value: Any) -> bool:
         return True
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return True
-    return hasattr(value, "_fields") or type(value).__name__ in ("SimpleNamespace", "TensorDict")
+    if hasattr(value, "_fields") or type(value).__name__ in ("SimpleNamespace", "TensorDict"):
+        return True
+    foreign = type(value).__module__.split(".")[0] in ("builtins", "torch", "numpy", __name__.split(".")[0])
+    return not foreign and bool(getattr(value, "__dict__", None)) and not callable(value)
 
 
 def _member(result: Any, name: str) -> tuple[Any] | None:
@@ -260,6 +263,9 @@ def _named(result: Any, role: str) -> tuple[Any, str] | None:
         best = next((n for n in names if (m := resolve(n, role, (word,))) is not None and m.word == word), None)
     if best is None:
         best = next((n for w in wanted for n in names if w in n), None)
+    if best is None and len(names) > 1 and not isinstance(result, Mapping):
+        arrays = [n for n in names if getattr(getattr(result, n, None), "ndim", 0) > 0]
+        best = arrays[0] if len(arrays) == 1 else None
     if best is None and len(names) == 1:
         best = names[0]
     if best is None:
@@ -280,6 +286,9 @@ def canonical(
     part: Any, returns: str, call: Call, layout: Layout, mode: Mode, rewards_form: str = "", role: str = ""
 ) -> Canonical:
     """A tensor of one of the shapes that the role may return; `WrongShape` where it is none of them."""
+    spread = _spread_values(part, call) if returns == "per sample" else None
+    if spread is not None:
+        return Canonical(value=spread, says="[N], spread over the tokens of each sample")
     value = to_tensor(part, call, layout, returns)
     rows, columns = _frame(call)
     shape = tuple(value.shape)
@@ -288,8 +297,25 @@ def canonical(
     if returns == "per sample":
         return _per_sample(value, shape, rows, columns, rewards_form, call)
     if returns in ("per token", "mask"):
+        if role == "logprobs" and shape in ((rows,), (rows, 1)):
+            return Canonical(value=value.reshape(-1), says="one value a sequence [B]")
+        if role == "entropy" and shape in ((), (1,), (rows,)):
+            raise WrongShape("one number for all tokens: a mean or sum; the entropy of each token is expected")
         return _per_token(value, shape, rows, columns, layout, call)
     return Canonical(value=value, says=_shape(shape))
+
+
+def _spread_values(part: Any, call: Call) -> Tensor | None:
+    """[N] from a list of 1-D tensors, one value in each, as long as the case says."""
+    import torch
+
+    if not isinstance(part, list) or "lengths" not in call.inputs:
+        return None
+    rows: list[Any] = part  # pyright: ignore[reportUnknownVariableType]
+    plain = all(isinstance(p, torch.Tensor) and p.dim() == 1 and p.numel() > 0 for p in rows)
+    if len(rows) != call.samples() or not plain or [len(p) for p in rows] != call.lengths():
+        return None
+    return torch.stack([p[0] for p in rows]) if all(bool((p == p[0]).all()) for p in rows) else None
 
 
 def _scalar(
@@ -364,6 +390,8 @@ def _frame(call: Call) -> tuple[int, set[int]]:
     mask = call.inputs.get("completion_mask")
     if mask is not None and getattr(mask, "ndim", 0) == 2:
         columns.add(int(mask.shape[1]))
+    elif "lengths" in call.inputs:
+        columns.add(max(call.lengths()))
     return call.samples(), columns
 
 

@@ -583,15 +583,31 @@ def _inherited_node(tree: ast.Module, qualname: str) -> FunctionNode | None:
 
 def _node_of(function: Callable[..., Any]) -> FunctionNode:
     """The AST of a function that was found by running code, e.g. one made by a factory."""
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
     try:
-        text = _dedent(inspect.getsource(inspect.unwrap(function)))
+        text = _dedent(inspect.getsource(function))
         node = ast.parse(text).body[0]
+        if getattr(function, "__name__", "") == "<lambda>":
+            node = _lambda_in(node)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            ast.increment_lineno(node, inspect.unwrap(function).__code__.co_firstlineno - 1)
+            ast.increment_lineno(node, function.__code__.co_firstlineno - 1)
             return node
     except (OSError, TypeError, SyntaxError, IndexError, AttributeError):
         pass
     raise LoadFailed("the function's source can't be found", "Name a function that is written with def in a file.")
+
+
+def _lambda_in(statement: ast.stmt) -> ast.stmt:
+    """The only lambda of a statement as a function; the statement itself where there are several."""
+    found = [n for n in ast.walk(statement) if isinstance(n, ast.Lambda)]
+    if len(found) != 1:
+        return statement
+    made = ast.parse("def made(): pass").body[0]
+    assert isinstance(made, ast.FunctionDef)
+    made.args, made.body = found[0].args, [ast.copy_location(ast.Return(value=found[0].body), found[0])]
+    return ast.fix_missing_locations(ast.copy_location(made, found[0]))
 
 
 def _no_such(place: Place, tree: ast.Module) -> str:

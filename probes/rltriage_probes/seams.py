@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rltriage_probes import aliases, source
-from rltriage_probes.filling import MadeSource, Source, WordSource, fill
+from rltriage_probes.filling import FixedSource, MadeSource, Source, WordSource, fill
 from rltriage_probes.forms import Call
-from rltriage_probes.selfs import Seam
+from rltriage_probes.selfs import Seam, Unknown
 
 if TYPE_CHECKING:
     from rltriage_probes.binder import Binder
@@ -28,11 +28,19 @@ def plan_seams(b: Binder, sources: dict[str, Source]) -> None:
             sites.setdefault(callee, {})[line] = names
     for callee, lines in sites.items():
         _seam(b, callee, lines)
+        if callee in b.signature.parameters:
+            sources[callee] = FixedSource(path=callee, value=b.seams[callee], meaning="constant", how="source")
+            b.plan.open = [o for o in b.plan.open if o != callee]
     if sites:
         _fill_ids(b, sources)
 
 
 def _replaceable(b: Binder, callee: str) -> bool:
+    if callee in b.signature.parameters or callee.startswith("self."):
+        last = callee.removeprefix("self.")
+        match = aliases.resolve(last, b.role.name, ("model",))
+        if match is not None and match.how in ("name", "normalised name"):
+            return True
     helper = b.loaded.helpers.get(callee)
     known = helper is not None or callee in b.loaded.namespace or callee.startswith("self.")
     return known and source.re.search(r"log_?p|logprob|log_?softmax", callee, source.re.I) is not None
@@ -62,6 +70,8 @@ def _seam(b: Binder, callee: str, lines: Mapping[int, tuple[str, ...]]) -> None:
 def _seam_value(b: Binder, name: str) -> Any:
     assert b.current is not None
     word = _target_word(b, name)
+    if name and not word:
+        return Unknown(name)
     value = b.current.inputs.get(word) if word else None
     if value is None and word == "entropies":
         value = b.current.inputs["logprobs"].detach() * 0 + 1.0

@@ -110,6 +110,8 @@ def _stand_in_self(b: Binder, owner: type) -> Callable[[Call], Any]:
             return value
         if is_config(name):
             return _self_config(b, name, reader)
+        if b.is_head(aliases.snake(name)) and b.current is not None and "logits" in b.current.inputs:
+            return b.head(b.current)
         for found in (b.look_up(name, shown), surroundings(name)):
             if found is not NOTHING:
                 return found

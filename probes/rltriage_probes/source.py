@@ -174,6 +174,8 @@ class _Reader(ast.NodeVisitor):
         self.depth = depth
         self.words: dict[str, list[str]] = {}
         """Loop variables over constant strings."""
+        self.picks: dict[str, list[str]] = {}
+        """Local names that hold one of several constant strings."""
 
     def run(self, node: FunctionNode) -> None:
         for statement in node.body:
@@ -188,7 +190,10 @@ class _Reader(ast.NodeVisitor):
         if isinstance(node, ast.Attribute):
             return [(root, (*path, ("attr", node.attr))) for root, path in self.chains(node.value)]
         if isinstance(node, ast.Subscript):
-            keys = self._keys(node.slice)
+            if isinstance(node.slice, ast.BinOp) and isinstance(node.slice.op, ast.FloorDiv):
+                for root, path in self.chains(node.value):
+                    self.sign(render(root, path), "a row's group")
+            keys = self._keys(node.slice) or self._chosen(node.slice)
             below = self.chains(node.value)
             if keys:
                 return [(root, (*path, ("key", key))) for root, path in below for key in keys]
@@ -216,6 +221,14 @@ class _Reader(ast.NodeVisitor):
             return [node.value]
         if isinstance(node, ast.Name):
             return self.words.get(node.id, [])
+        return []
+
+    def _chosen(self, node: ast.expr) -> list[str]:
+        """Strings that an index may be: `"a" if flag else "b"`, or a name that was set to one of them."""
+        if isinstance(node, ast.Name):
+            return self.picks.get(node.id, [])
+        if isinstance(node, ast.IfExp):
+            return [*self._keys(node.body), *self._keys(node.orelse)]
         return []
 
     def note(self, node: ast.expr, optional: bool = False) -> list[Read]:
@@ -280,6 +293,7 @@ class _Reader(ast.NodeVisitor):
 
     def _bind(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name):
+            self.picks[target.id] = self._keys(value) or self._chosen(value)
             found = self._passed_on(value)
             if found:
                 self.env[target.id] = found

@@ -187,6 +187,23 @@ class _Model:
         return [self]
 
 
+class IdentityHead:
+    """A head whose output is its input, so that hidden states are the case's logits."""
+
+    def __init__(self, logits: Tensor) -> None:
+        import torch
+
+        size = logits.shape[-1]
+        self.weight = torch.eye(size, dtype=logits.dtype)
+        self.bias = torch.zeros(size, dtype=logits.dtype)
+        self.in_features = self.out_features = size
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.weight.to(hidden.dtype).T
+
+    forward = __call__
+
+
 def _kept(logits: Tensor, keep: Any) -> Tensor:
     n = int(keep) if isinstance(keep, int) else 0
     return logits[:, -n:] if n else logits

@@ -108,7 +108,7 @@ _PACKED = re.compile(
     re.I,
 )
 _NUMPY = r"\bnp\.|ndarray|numpy|NDArray|\barray\b"
-_BY_ROW = frozenset("logprobs token_rewards logits advantages token_ids completion_mask".split())
+_BY_ROW = frozenset("logprobs token_rewards logits hidden_states advantages token_ids completion_mask".split())
 
 
 def _layouts(b: Binder) -> tuple[Layout, ...]:

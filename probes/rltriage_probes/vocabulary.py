@@ -41,6 +41,9 @@ WORDS: dict[str, Word] = {
     w.name: w
     for w in (
         _tensor("logits", "[B, T, V] float", "raw output of the model"),
+        _tensor("hidden_states", "[B, T, H] float", "last hidden states, which the head turns into the logits"),
+        _tensor("lm_head_weight", "[V, H] float", "weight of the head"),
+        _tensor("lm_head_bias", "[V] float", "bias of the head"),
         _tensor("token_ids", "[B, T] long", "ids whose log-probs are taken, or the sequence that a mask is built for"),
         _tensor("prompt_ids", "[B, P] long", "token ids of the prompts alone, padded in front"),
         _tensor("labels", "[B, T] long", "token ids, -100 where not scored"),

@@ -116,13 +116,16 @@ Cut = Callable[[Report], Report]
 LIMITS: dict[Detail, int] = {"concise": 8_000, "normal": 26_000, "full": 48_000}
 """Longest JSON of a report, in characters: some 4 make a token, and clients cut above 10 to 25 thousand tokens."""
 
+ROOM = 1_200
+"""Characters kept free for the list of what was left out."""
+
 
 def fit(report: Report, detail: Detail) -> Report:
     """`report` within the limit of `detail`: the least useful parts go first, and `truncated` says which."""
     said: list[str] = []
     for step, (says, cut) in enumerate(_CUTS):
         wanted = detail == "concise" and step < _CONCISE_CUTS
-        if not wanted and _length(report) <= LIMITS[detail]:
+        if not wanted and _length(report) + ROOM <= LIMITS[detail]:
             continue
         shorter = cut(report)
         if shorter != report:
@@ -158,6 +161,11 @@ def _without_bindings(report: Report) -> Report:
     return report.model_copy(update={"binding": tuple(b for b in report.binding if b.open)})
 
 
+def _few_targets(report: Report) -> Report:
+    stages = tuple(s.model_copy(update={"targets": s.targets[:6]}) for s in report.stages)
+    return report.model_copy(update={"stages": stages})
+
+
 def _few(name: Literal["findings", "not_run", "recognised", "binding", "notes", "user_output"], n: int) -> Cut:
     return lambda report: report.model_copy(update={name: getattr(report, name)[:n]})
 
@@ -172,6 +180,7 @@ _CUTS: tuple[tuple[str, Cut], ...] = (
     ("checks that did not run, after the first 12", _few("not_run", 12)),
     ("findings after the first 20", _few("findings", 20)),
     ("what the user's program printed", _few("user_output", 0)),
+    ("functions of a stage, after the first 6", _few_targets),
     ("notes after the first 8", _few("notes", 8)),
     ("findings after the first 6", _few("findings", 6)),
     ("checks that did not run, after the first 3", _few("not_run", 3)),

@@ -1114,8 +1114,246 @@ MORE_TEXTS = [
         {"completion": "text"},
     ),
 ]
+LATER = [
+    Written(
+        "a key of log-probs beside the current ones is the old ones, whichever key is chosen",
+        "policy_loss",
+        """
+        def pick(cfg, data):
+            name = "rollout_log_probs" if cfg.use_rollout else "log_probs"
+            return data[name]
+        def f(cfg, data, new_log_probs):
+            r = (new_log_probs - pick(cfg, data)).exp()
+            a = data["advantages"]
+            l = -torch.minimum(r * a, r.clamp(1 - cfg.eps_clip, 1 + cfg.eps_clip) * a)
+            return (l * data["loss_mask"]).sum() / data["loss_mask"].sum()
+        """,
+        {
+            "new_log_probs": "logprobs",
+            'data["log_probs"]': "old_logprobs",
+            'data["rollout_log_probs"]': "rollout_logprobs",
+        },
+    ),
+    Written(
+        "beside a proximal policy they are the sampler's",
+        "policy_loss",
+        """
+        def f(curr_logprobs, d, eps_clip=0.2):
+            w = (d["proximal_logprobs"] - d["log_probs"]).exp()
+            r = (curr_logprobs - d["proximal_logprobs"]).exp()
+            l = -w * torch.minimum(r * d["adv"], r.clamp(1 - eps_clip, 1 + eps_clip) * d["adv"])
+            return (l * d["mask"]).sum() / d["mask"].sum()
+        """,
+        {"curr_logprobs": "logprobs", 'd["log_probs"]': "rollout_logprobs", 'd["proximal_logprobs"]': "old_logprobs"},
+    ),
+    Written(
+        "minibatch of CleanRL",
+        "policy_loss",
+        """
+        def f(newlogprob, b_logprobs, mb_advantages, clip_coef=0.2):
+            ratio = (newlogprob - b_logprobs).exp()
+            return torch.max(-mb_advantages * ratio, -mb_advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
+        """,
+        {"newlogprob": "logprobs", "b_logprobs": "old_logprobs", "mb_advantages": "advantages", "clip_coef": "clip"},
+    ),
+    Written(
+        "a cap on the sampler's weight is no clip",
+        "policy_loss",
+        """
+        def f(args, logprobs, old_logprobs, rollout_logprobs, advantages, mask):
+            r = (logprobs - old_logprobs).exp()
+            w = (old_logprobs - rollout_logprobs).exp().clamp(max=args.rollout_is_threshold)
+            l = -torch.minimum(r * advantages, r.clamp(1 - args.eps_clip, 1 + args.eps_clip) * advantages) * w
+            return (l * mask).sum() / mask.sum()
+        """,
+        {"args.eps_clip": "clip", "args.rollout_is_threshold": "constant"},
+    ),
+    Written(
+        "a shape of the result shapes no input",
+        "advantages",
+        """
+        def f(scores, uids, completion_mask):
+            '''Leave-one-out over the scores of one prompt, told by uids; gives advantages [N, T].'''
+            u = torch.as_tensor([hash(x) for x in uids])
+            out = torch.zeros(len(scores))
+            for k in u.unique():
+                m = u == k
+                out[m] = scores[m] - (scores[m].sum() - scores[m]) / (m.sum() - 1)
+            return out[:, None] * completion_mask
+        """,
+        {"scores": "rewards | [N]", "uids": "group_ids | numpy object array of str"},
+    ),
+    Written(
+        "texts first where messages are taken too",
+        "reward",
+        """
+        def f(completions, answer, **kwargs):
+            out = []
+            for c, a in zip(completions, answer):
+                if isinstance(c, list):
+                    c = "".join(m["content"] for m in c if m["role"] == "assistant")
+                out.append(1.0 if a in c else 0.0)
+            return out
+        """,
+        {"completions": "completions | list of str"},
+    ),
+    Written(
+        "one gold answer serves a group",
+        "reward",
+        """
+        def f(responses, gold, num_generations=3):
+            return [float(gold[k // num_generations] in r) for k, r in enumerate(responses)]
+        """,
+        {"gold": "answers | list of str, one per group", "num_generations": "group_size"},
+    ),
+    Written(
+        "an instance with the result in an attribute",
+        "advantages",
+        """
+        class Batch:
+            def __init__(self, advantages, baseline):
+                self.advantages, self.baseline = advantages, baseline
+            @classmethod
+            def build(cls, rewards, group_size=4):
+                g = rewards.reshape(-1, group_size)
+                return cls((g - g.mean(1, keepdim=True)).reshape(-1), g.mean(1))
+        """,
+        {"rewards": "rewards | [N]"},
+        ref="Batch.build",
+        returns="[N] (`advantages` of the returned Batch)",
+    ),
+    Written(
+        "a partial of a function",
+        "kl",
+        """
+        from functools import partial
+        def _kl(logp, ref_logp, mask, weight):
+            return ((logp - ref_logp) * mask).sum() / mask.sum() * weight
+        f = partial(_kl, weight=1.0)
+        """,
+        {"logp": "logprobs", "ref_logp": "ref_logprobs", "mask": "completion_mask"},
+    ),
+    Written(
+        "a lambda of the module",
+        "advantages",
+        """
+        f = lambda rewards, group_size: (rewards.view(-1, group_size) - rewards.view(-1, group_size).mean(1, keepdim=True)).view(-1)
+        """,
+        {"rewards": "rewards | [N]", "group_size": "group_size"},
+    ),
+    Written(
+        "the model gives the log-probs",
+        "policy_loss",
+        """
+        class Trainer:
+            def __init__(self, eps=0.2):
+                self.eps = eps
+            def f(self, policy_model, batch):
+                '''policy_model(batch) gives the log-probs [B, T]; "advantages" [B].'''
+                logps = policy_model(batch)
+                r = (logps - batch["old_logps"]).exp()
+                a = batch["advantages"][:, None]
+                l = -torch.minimum(r * a, r.clamp(1 - self.eps, 1 + self.eps) * a)
+                return (l * batch["mask"]).sum() / batch["mask"].sum()
+        """,
+        {
+            "policy_model(...)": "logprobs",
+            'batch["old_logps"]': "old_logprobs",
+            'batch["advantages"]': "advantages | [B]",
+        },
+        ref="Trainer.f",
+    ),
+    Written(
+        "a fused head",
+        "logprobs",
+        """
+        def f(hidden, head_weight, head_bias, input_ids):
+            z = hidden @ head_weight.t() + head_bias
+            return z[:, :-1].log_softmax(-1).gather(-1, input_ids[:, 1:, None])[..., 0]
+        """,
+        {"hidden": "hidden_states | [B, T, H]", "head_weight": "lm_head_weight", "head_bias": "lm_head_bias"},
+    ),
+    Written(
+        "prompts and responses as ids",
+        "logprobs",
+        """
+        def f(batch, logits):
+            start = batch["prompts"].size(1) - 1
+            lp = logits[:, start:-1].log_softmax(-1)
+            return lp.gather(-1, batch["responses"].unsqueeze(-1)).squeeze(-1)
+        """,
+        {
+            'batch["prompts"]': "token_ids | columns of the prompt",
+            'batch["responses"]': "token_ids | columns of the completion",
+        },
+    ),
+    Written(
+        "offsets that index",
+        "logprobs",
+        """
+        def f(logits, input_ids, cu_seqlens):
+            nxt = torch.cat([input_ids[1:], input_ids[:1]])
+            lp = logits.log_softmax(-1).gather(-1, nxt[:, None])
+            return lp.index_fill(0, cu_seqlens[1:] - 1, 0.0)
+        """,
+        {"cu_seqlens": "cu_seqlens | [B + 1] int64"},
+        returns="packed [sum T]",
+    ),
+    Written(
+        "sums of the scored labels",
+        "logprobs",
+        """
+        def f(logits, labels, label_pad_token_id=-100):
+            y = labels[:, 1:]
+            keep = y != label_pad_token_id
+            lp = logits[:, :-1].log_softmax(-1).gather(-1, y.masked_fill(~keep, 0)[..., None])[..., 0]
+            return (lp * keep).sum(-1)
+        """,
+        {"labels": "labels", "logits": "logits"},
+        returns="one value a sequence [B]",
+    ),
+    Written(
+        "a penalty inside the rewards",
+        "advantages",
+        """
+        def f(scores, logprobs, ref_logprobs, response_mask, rloo_k, kl_coef=0.05):
+            r = (scores - kl_coef * ((logprobs - ref_logprobs) * response_mask).sum(1)).view(-1, rloo_k)
+            return (r - (r.sum(1, keepdim=True) - r) / (rloo_k - 1)).flatten()
+        """,
+        {"scores": "rewards | [N]", "rloo_k": "group_size"},
+        bind={"rloo_k": "group_size"},
+    ),
+    Written(
+        "one value spread over each sample's tokens",
+        "advantages",
+        """
+        def f(rewards, response_lengths, n_samples):
+            r = torch.tensor(rewards).view(-1, n_samples)
+            r = (r - r.mean(1, keepdim=True)).flatten()
+            return [x.repeat(n) for x, n in zip(r, response_lengths)]
+        """,
+        {"response_lengths": "lengths"},
+        returns="[N], spread over the tokens of each sample",
+    ),
+    Written(
+        "the declared choice where the code spells it",
+        "kl",
+        """
+        def f(logprob, ref_logprob, kl_penalty="k1"):
+            d = ref_logprob - logprob
+            if kl_penalty == "k1":
+                return -d
+            if kl_penalty == "k3":
+                return d.exp() - d - 1
+            raise ValueError(kl_penalty)
+        """,
+        {"kl_penalty": "kl_estimator"},
+        intent={"kl_estimator": "k3"},
+    ),
+]
 TABLE = [
     *ADVANTAGES, *LOGPROBS, *LOSSES, *KLS, *MASKS, *TEXTS, *MORE_ADVANTAGES, *MORE_LOGPROBS, *MORE_LOSSES, *MORE_TEXTS,
+    *LATER,
 ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def test_the_first_command_runs_the_example_and_the_second_all_tests() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     run, test = (re.search(rf"^{t}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE) for t in ("run", "test"))
     assert run is not None and "verify --example" in run[1]
-    assert test is not None and "pytest -m 'not frameworks'" in test[1]
+    assert test is not None and "pytest -n auto -m 'not frameworks'" in test[1]
     assert second in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 

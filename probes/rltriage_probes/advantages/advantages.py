@@ -247,7 +247,7 @@ MASK_PROMISED = (
     r"(masked|padded|padding).{0,60}(ignored|excluded|not counted|do(es)? not count|never read)",
     r"only (the )?(trained|valid|response|unmasked|generated|real|policy) tokens",
 )  # fmt: skip
-"""What documentation says that promises a masked sum. An unmasked one is usual otherwise: rewards are 0 there (verl)."""
+"""What documentation says that promises a masked sum. Else an unmasked one is usual: rewards are 0 there (verl)."""
 
 
 def _bookkeeping(subject: Subject) -> tuple[Axis, ...]:

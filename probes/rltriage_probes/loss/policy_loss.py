@@ -254,7 +254,7 @@ def beta_knob(subject: Subject) -> Knob:
 
 # The probe
 
-BUDGET = 50_000
+BUDGET = 30_000
 """Combinations tried for the surrogate: two pitfalls with a usual rest lie well before that."""
 
 
