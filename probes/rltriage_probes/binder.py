@@ -171,22 +171,13 @@ class Binder:
             return choice, "source", False
         if self.role.name in ("policy_loss", "kl") and "prompt" in aliases.tokens(name):
             return "", "", False
-        if name.strip("_") in aliases.CONFIG_NAMES:
-            return "", "", False
-        if self.role.name == "advantages" and aliases.logprob_word(name):
-            return "", "", False
-        if self.role.name in ("logprobs", "completion_mask") and name in ("prompts", "queries") and self._split():
-            return "token_ids", "name", False
-        if self.role.name == "logprobs" and aliases.snake(name) in ("labels", "label_ids") and self._skips_labels():
-            return "labels", "source", False
+        special = self._by_surroundings(name)
+        if special is not None:
+            return *special, False
         match = aliases.resolve(name, self.role.name, self.takes, self.docs.get(name, ""), annotation)
-        if match is not None and match.word in ("lm_head_weight", "lm_head_bias") and not self._has_hidden():
-            return "", "", False
-        if match is None or not _kind_fits(match.word, default):
+        if match is None or not self._possible(match.word, root, path, default):
             return "", "", False
         word = match.word
-        if not path and "called" in self.facts.signs.get(root, ()) and word not in ("model", "tokenizer"):
-            return "", "", False
         if word == "logprobs" and self.role.name in ("policy_loss", "kl"):
             word = self._whose(root, name, path)
             if not word:
@@ -196,6 +187,25 @@ class Binder:
         if word in ("clip", "eps") and isinstance(default, float) and default <= 1e-5:
             word = "eps"
         return word, match.how, match.inverted
+
+    def _by_surroundings(self, name: str) -> tuple[str, str] | None:
+        """Word and rule of a name whose meaning hangs on the rest of the function; None where the table decides."""
+        role = self.role.name
+        if name.strip("_") in aliases.CONFIG_NAMES or (role == "advantages" and aliases.logprob_word(name)):
+            return "", ""
+        if role in ("logprobs", "completion_mask") and name in ("prompts", "queries") and self._split():
+            return "token_ids", "name"
+        if role == "logprobs" and aliases.snake(name) in ("labels", "label_ids") and self._skips_labels():
+            return "labels", "source"
+        return None
+
+    def _possible(self, word: str, root: str, path: Path, default: Any) -> bool:
+        """Whether a place can have this meaning: a head's weight needs hidden states, and no tensor is called."""
+        if word in ("lm_head_weight", "lm_head_bias") and not self._has_hidden():
+            return False
+        if not path and "called" in self.facts.signs.get(root, ()) and word not in ("model", "tokenizer"):
+            return False
+        return _kind_fits(word, default)
 
     def _whose(self, root: str, name: str, path: Path) -> str:
         """Whose log-probs a plain name holds: not the policy's where another place clearly holds those.
@@ -340,7 +350,7 @@ class Binder:
             if aside is not None:
                 return aside
         if self.is_head(plain):
-            return MadeSource(path=shown, build=lambda call: self.head(call), how="name", meaning="identity head")
+            return MadeSource(path=shown, build=self.head, how="name", meaning="identity head")
         if self.role.name == "advantages" and aliases.logprob_word(name):
             return MadeSource(path=shown, build=_no_penalty, how="name", meaning="zeros, so that no KL penalty acts")
         bound = aliases.neutral_bound(name) if self.role.name == "policy_loss" else None
@@ -415,9 +425,7 @@ class Binder:
             root, path = source.parse_path(shown) if source.re.match(r"\w", shown) else (shown, ())
             word, how, inverted = self.meaning(root, name, path, "", NOTHING) if "[*]" not in shown else ("", "", False)
             if not word:
-                if path and path[-1][0] == "key" and root != "self" and root in self.signature.parameters:
-                    self._refuse_unseen(root, path, shown)
-                return NOTHING
+                return self._refuse_unseen(root, path, shown)
             if word in aliases.CHOICES:
                 if not generous and word not in self.settings:
                     return NOTHING
@@ -441,13 +449,15 @@ class Binder:
             self.dynamic.add(got.word)
         return value
 
-    def _refuse_unseen(self, root: str, path: Path, shown: str) -> None:
-        """Raises for an entry without a meaning whose key is made while the function runs."""
-        if path not in self.facts.reads.get(root, {}):
+    def _refuse_unseen(self, root: str, path: Path, shown: str) -> Any:
+        """`NOTHING`; raises for an entry without a meaning whose key is made while the function runs."""
+        entry = bool(path) and path[-1][0] == "key" and root != "self" and root in self.signature.parameters
+        if entry and path not in self.facts.reads.get(root, {}):
             raise _NoEntry(
                 f"{shown} is read by a key that is chosen while it runs, and what it holds is not known",
                 f"Say what it is in the target's bind table: '{shown}' = \"<word>\".",
             )
+        return NOTHING
 
     def inherit(self, outer: Binder) -> None:
         """Takes over the settings with which a factory made this function."""

@@ -19,8 +19,9 @@ Layout = Literal["padded", "ragged", "packed", "arrays"]
 Mode = Literal["batch", "per group", "per row"]
 
 ROW_WORDS = frozenset(
-    "logits hidden_states token_ids labels attention_mask completion_mask logprobs old_logprobs ref_logprobs rollout_logprobs "
-    "ratio log_ratio negative_log_ratio entropies advantages token_rewards values old_values returns".split()
+    "logits hidden_states token_ids labels attention_mask completion_mask logprobs old_logprobs ref_logprobs "
+    "rollout_logprobs ratio log_ratio negative_log_ratio entropies advantages token_rewards values old_values "
+    "returns".split()
 )
 """Words with one row a sequence."""
 SAMPLE_WORDS = ROW_WORDS | frozenset(

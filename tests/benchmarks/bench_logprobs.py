@@ -2,8 +2,9 @@
 
     python tests/benchmarks/bench_logprobs.py [--tokens 4096] [--vocabulary 151936]
 
-Writes a temporary file of logits [1, tokens, vocabulary] float32 (2.5 GB by default) and times, each in a process of
-its own and best of three: `F.log_softmax(rows).gather(...)` over chunks of rows, and the probe `logprobs.recorded`.
+Writes a temporary file of logits [1, tokens, vocabulary] float32 (2.5 GB by default) and times, each in processes of
+its own, in turns, the best counting: `F.log_softmax(rows).gather(...)` over chunks of rows, and the probe
+`logprobs.recorded`.
 Targets: at most 1.5 times the baseline, and at most the input + 300 MB of memory. Exit 1 where one is missed.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -18,7 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-CHUNK_BYTES = 32_000_000
+CHUNK_BYTES = 6_000_000
+ROUNDS = 3
 MOST_TIME, MOST_EXTRA_MB = 1.5, 300.0
 
 
@@ -56,10 +59,10 @@ def ours(path: Path) -> None:
 
 
 def measure(what: str, path: Path) -> None:
-    """Runs one of the two three times and prints seconds and peak memory as JSON."""
+    """Runs one of the two twice and prints the better time and the peak memory as JSON."""
     run = {"baseline": baseline, "ours": ours}[what]
     seconds = []
-    for _ in range(3):
+    for _ in range(2):
         start = time.perf_counter()
         run(path)
         seconds.append(time.perf_counter() - start)
@@ -80,11 +83,15 @@ def main() -> int:
         path = Path(folder) / "recording.pt"
         write(path, a.tokens, a.vocabulary)
         size = path.stat().st_size / 2**20
-        got = {}
-        for what in ("baseline", "ours"):
-            command = [sys.executable, __file__, "--measure", what, str(path)]
-            got[what] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            print(f"{what:9} {got[what]['seconds']:.3f} s, peak {got[what]['peak_mb']:.0f} MB (input {size:.0f} MB)")
+        got = {"baseline": {"seconds": math.inf, "peak_mb": 0.0}, "ours": {"seconds": math.inf, "peak_mb": 0.0}}
+        for _ in range(ROUNDS):  # in turns, so that a busy machine slows both down
+            for what, best in got.items():
+                command = [sys.executable, __file__, "--measure", what, str(path)]
+                new = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                best["seconds"] = min(best["seconds"], new["seconds"])
+                best["peak_mb"] = max(best["peak_mb"], new["peak_mb"])
+        for what, best in got.items():
+            print(f"{what:9} {best['seconds']:.3f} s, peak {best['peak_mb']:.0f} MB (input {size:.0f} MB)")
     ratio = got["ours"]["seconds"] / got["baseline"]["seconds"]
     extra = got["ours"]["peak_mb"] - size
     print(f"ratio {ratio:.2f} (at most {MOST_TIME}), {extra:.0f} MB beyond the input (at most {MOST_EXTRA_MB:.0f})")

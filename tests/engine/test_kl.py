@@ -73,7 +73,7 @@ RIGHT: list[tuple[str, Intent, Intent, str]] = [
     ("weighted_by_given_ratio", {}, {}, "k3 times the ratio"),
     ("filler_safe", {}, {}, "KL estimator k3"),
     ("weighted", {}, {}, "KL estimator k3, mean over the tokens of the batch, beta=0.05"),
-    ("KLEstimator", {"kl_estimator": "k3"}, {}, "KL estimator k2 (half the squared log-ratio)"),
+    ("KLEstimator", {"kl_estimator": "k3"}, {}, "KL estimator k3"),
     ("of_batch", {}, {}, "KL estimator k3"),
     ("loops", {}, {}, "KL estimator k3"),
     ("logged_only", {}, {}, "KL estimator k3"),

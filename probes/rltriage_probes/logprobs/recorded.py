@@ -21,7 +21,7 @@ from rltriage_probes.logprobs import logprobs
 from rltriage_probes.model import Pitfall
 
 ASKS = "are the saved log-probs those of the saved tokens under the saved logits?"
-CHUNK_BYTES = 12_000_000
+CHUNK_BYTES = 6_000_000
 """Logits handled at once."""
 
 
