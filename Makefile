@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
 PIP_TORCH := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
-.PHONY: run setup test check format test-node test-frameworks cases bench build lock clean
+.PHONY: run setup test lint check format test-node test-frameworks cases bench build lock clean
 
 run: setup
 	@# The example has bugs planted, so `verify` reports findings with exit code 1.
@@ -30,12 +30,14 @@ $(VENV)/ready: pyproject.toml
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m 'not frameworks'
 
-check: setup
+lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/sync_skills.py --check
+
+check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m 'not node and not frameworks'
 
 format: setup
