@@ -68,6 +68,7 @@ def _checks(request: CheckRequest, progress: Progress) -> tuple[list[Check], Loa
     except NotReached as e:
         return [_single(role.name, role.asks, NotRun(reason=clip_text(e.reason, 600), do=e.do))], None, None
     try:
+        _pin_dtype()
         bind = {**(spec.block.inputs if spec.block else {}), **spec.bind}
         bound = binding.bind(loaded, role, bind, spec.settings, request.intent, spec.name)
     except binding.BindingFailed as e:
@@ -82,6 +83,13 @@ def _checks(request: CheckRequest, progress: Progress) -> tuple[list[Check], Loa
     checks = list(_run(role, subject))
     doubtful = _taken_twice(bound.report)
     return [_softened(c) for c in checks] if doubtful else checks, loaded.report, bound.report
+
+
+def _pin_dtype() -> None:
+    """Cases are made in float32, whatever default the user's module has set."""
+    import torch
+
+    torch.set_default_dtype(torch.float32)
 
 
 ONCE = frozenset({"logits", "logprobs", "old_logprobs", "ref_logprobs", "rollout_logprobs", "advantages", "rewards"})

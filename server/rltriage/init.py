@@ -89,7 +89,8 @@ async def manifest_of_files(files: Sequence[Path], *, pool: WorkerPool, python: 
     if not found.found:
         unsure = [f"{f.ref} (perhaps {f.role})" for f in found.unsure[:MAX_UNSURE]]
         raise InitError(
-            f"No stage function was recognised in {', '.join(map(str, files))}.",
+            f"No stage function was recognised in {', '.join(map(str, files))}."
+            + "".join(f" Not read: {s}." for s in found.skipped),
             do=f"Name it in an {FILE_NAME}: "
             + ("; ".join(unsure) or '[targets.advantages] with ref = "file.py:function"')
             + ".",

@@ -57,10 +57,10 @@ def report_lines(report: Report) -> list[Line]:
         lines.append(Line(f"  runs in {clean(report.python)}, torch {clean(report.torch) or 'missing'}", "dim"))
     lines += [Line(f"  {clean(n)}", "dim") for n in report.notes]
     lines += [Line(f"  warning: {clean(w)}", "?") for w in report.warnings]
-    for stage, state in report.stages.items():
+    for stage in report.stages:
         if report.asked and stage not in report.asked:
             continue
-        lines += [Line(""), Line(f"{stage}: {_STATUS[state.status]}", "head")]
+        lines += [Line(""), Line(f"{stage}: {_status(report, stage)}", "head")]
         mine = [t for t in report.targets if t.stage == stage]
         lines += [line for t in mine for line in _target(report, t)]
         if not mine:
@@ -68,6 +68,19 @@ def report_lines(report: Report) -> list[Line]:
     lines.append(Line(""))
     lines += [line for e in report.errors for line in problem_lines(e)]
     return [*lines, verdict_line(report)]
+
+
+def _status(report: Report, stage: str) -> str:
+    """The stage's state in words. A function in which nothing was recognised is evidence, but no pass."""
+    status = report.stages[stage].status
+    mine = {t.ref for t in report.targets if t.stage == stage}
+    known = mine & {r.target for r in report.recognised}
+    unknown = mine & {f.target for f in report.findings if f.certainty == "diverges"} - known
+    if status == "passed" and unknown:
+        return f"no bug found, but {len(unknown)} of {len(mine)} not recognised"
+    if status == "not_covered" and known:
+        return "partly covered"
+    return _STATUS[status]
 
 
 def problem_lines(problem: Problem) -> list[Line]:
@@ -186,9 +199,10 @@ def is_plain(stream: TextIO) -> bool:
 
 
 def write(lines: Sequence[Line], stream: TextIO) -> None:
-    """Write lines: coloured on a terminal, plain ASCII elsewhere."""
+    """Write lines: coloured on a terminal, plain elsewhere, in ASCII where the stream can't take more."""
     if is_plain(stream):
-        stream.writelines(ascii_only(line.text) + "\n" for line in lines)
+        utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
+        stream.writelines((line.text if utf8 else ascii_only(line.text)) + "\n" for line in lines)
     else:
         _write_rich(lines, stream)
     stream.flush()

@@ -258,7 +258,7 @@ def _make(
         message=message,
         numbers=dict(numbers or {}),
         pages=pages,
-        next=_next(certainty, pages, target, check),
+        next=_next(certainty, severity, pages, target, check),
         probe=check.probe,
         gap=gap,
         user_output=clip_text(said),
@@ -274,11 +274,13 @@ def _merged(named: Iterable[Named]) -> dict[str, Number]:
     return merged
 
 
-def _next(certainty: Certainty, pages: Sequence[str], target: TargetReport, check: Check) -> str:
+def _next(certainty: Certainty, severity: str, pages: Sequence[str], target: TargetReport, check: Check) -> str:
     read = f"Read page {' and '.join(pages)}, then " if pages else ""
     match certainty:
         case "identified":
             return _sentence(f"{read}repair this in {target.ref} and verify again.")
+        case "violated" if severity == "soft":
+            return _sentence(f"{read}decide whether that is meant in {target.ref}; if it is, nothing is to do.")
         case "violated":
             likeliest = "the likeliest cause is named first; " if len(pages) > 1 else ""
             return _sentence(f"{read}find what breaks `{check.probe}` in {target.ref}; {likeliest}verify again.")

@@ -38,7 +38,7 @@ TABLE = {
         Row(UTILS + "selective_log_softmax", "logprobs", "logits already aligned with the tokens"),
         Row(UTILS + "selective_log_softmax_and_entropy", "logprobs", "logits already aligned with the tokens"),
         Row(UTILS + "entropy_from_logits", "entropy", "entropy in nats"),
-        Row("trl.experimental.orpo.orpo_trainer:ORPOTrainer.get_batch_logps", "logprobs", "not run"),
+        Row("trl.experimental.orpo.orpo_trainer:ORPOTrainer.get_batch_logps", "logprobs", "summed over the tokens"),
         Row(GRPO + "_compute_loss", "policy_loss", "clipped surrogate, sum over the given token count"),
         Row(GRPO + "_compute_loss", "policy_loss", "sum over B times a constant", {"loss_type": "dr_grpo"}),
         Row("trl.trainer.rloo_trainer:RLOOTrainer._compute_loss", "policy_loss", "one ratio a sequence, of summed"),

@@ -185,6 +185,7 @@ def _statistics(on_tokens: bool) -> tuple[Axis, ...]:
                 Option(name="mean", standing="standard", says="mean baseline"),
                 Option(name="loo", says="leave-one-out baseline", source="RLOO, arXiv:2402.14740"),
                 Option(name="median", says="median baseline"),
+                probing.as_pitfall("mean across", AXIS),
                 probing.as_pitfall("siblings by n", LOO_DIVISOR),
                 probing.as_pitfall("all by n-1", LOO_DIVISOR),
             ),
@@ -513,7 +514,8 @@ def _stats(r: Tensor, groups: Tensor, *, tiled: bool, average: bool = False) -> 
 def _scaled(r: Tensor, s: Seen, options: Options, knobs: Knobs) -> Tensor:
     baseline, scale, guard, eps = options["baseline"], options["scale"], options["guard"], knobs.get("eps", 0.0)
     key = (options["groups"], options.get("uneven"), options["repeat"], options.get("score"))
-    centred = s.remember(("centred", baseline, *key), lambda: _centred(r, _statistics_of(r, s, options), baseline))
+    from_ = {**options, "groups": "across"} if baseline == "mean across" else options
+    centred = s.remember(("centred", baseline, *key), lambda: _centred(r, _statistics_of(r, s, from_), baseline))
     if scale == "none":
         out = centred
     elif scale.startswith("over"):

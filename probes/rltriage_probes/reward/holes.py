@@ -87,11 +87,13 @@ def check(exam: Exam) -> Iterator[Check]:
     severity: Severity = "hard" if distinct[0].hard else "soft"
     says = f"full marks for {told}{more}"
     if distinct[0].what == _SILENCE:
-        says = f"silence pays more than a wrong answer: {told}{more}"
+        first = distinct[0]
+        says = f"silence pays more than a wrong answer: {quote(first.item.text)} earns {first.score:g}{more}"
     yield violates(probe, asks, says, HOLE, severity=severity, numbers={"kinds of hole": float(len(distinct))})
 
 
 _SILENCE = "an empty completion, more than a wrong answer,"
+"""Told as a sentence of its own: nobody is paid full marks there."""
 
 
 def _hits(exam: Exam, win: Win) -> Iterator[_Hit]:
