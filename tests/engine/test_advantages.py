@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import time
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from specimens import DATA, findings, functions
 
 from rltriage_probes import checking
 from rltriage_probes.advantages import advantages
@@ -19,7 +19,6 @@ from rltriage_probes.contract import (
     Diverges,
     KnownBug,
     Outcome,
-    Raised,
     TargetResult,
     TargetSpec,
     Violates,
@@ -28,13 +27,8 @@ from rltriage_probes.contract import (
 # Warnings of the functions under examination are not errors of ours.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-DATA = Path(__file__).parent / "data"
 GROUPED = {"algorithm": "cispo", "group_size": 4}
 """An algorithm with group baselines that leaves the division by the std open."""
-
-
-def functions_of(file: str) -> list[str]:
-    return [n.name for n in ast.parse((DATA / file).read_text("utf-8")).body if isinstance(n, ast.FunctionDef)]
 
 
 def check(ref: str, intent: Mapping[str, Any] | None = None, root: Path = DATA) -> TargetResult:
@@ -50,10 +44,6 @@ def convention_of(result: TargetResult) -> str:
     outcome = outcome_of(result, "formula")
     assert isinstance(outcome, Agrees), outcome
     return outcome.convention.summary
-
-
-def findings(result: TargetResult) -> list[Outcome]:
-    return [c.outcome for c in result.checks if isinstance(c.outcome, KnownBug | Violates | Raised)]
 
 
 def hard(result: TargetResult) -> list[Outcome]:
@@ -126,7 +116,7 @@ UNGROUPED = {"whiten_batch", "plain_reinforce"}
 
 
 def test_every_right_function_has_its_convention_in_the_table() -> None:
-    assert sorted(functions_of("advantages_right.py")) == sorted(RIGHT)
+    assert sorted(functions("advantages_right")) == sorted(RIGHT)
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -215,7 +205,7 @@ PAIRS = {
 def test_every_wrong_function_and_every_pitfall_is_in_a_table() -> None:
     listed = itertools.chain(*WRONG.values(), *BESIDES.values(), PAIRS)
 
-    assert sorted(functions_of("advantages_wrong.py")) == sorted(n for n in listed if "." not in n)
+    assert sorted(functions("advantages_wrong")) == sorted(n for n in listed if "." not in n)
     assert sorted(p.id for p in advantages.ROLE.pitfalls) == sorted({**WRONG, **BESIDES, "ADV-SCALE-UNDECLARED": []})
     assert all(len(names) >= 2 for names in {**WRONG, **BESIDES}.values())
 
@@ -257,7 +247,7 @@ def test_without_a_declared_algorithm_a_baseline_is_recognised_and_not_judged(na
     assert findings(check(f"advantages_wrong.py:{name}", {"algorithm": "reinforce_pp"})) == []
 
 
-@pytest.mark.parametrize("name", functions_of("advantages_strange.py"))
+@pytest.mark.parametrize("name", functions("advantages_strange"))
 def test_an_unknown_formula_diverges_and_is_never_called_a_bug(name: str) -> None:
     """Under a declared grouped algorithm, which makes more options pitfalls than no declaration does."""
     result = check(f"advantages_strange.py:{name}", GROUPED)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
+from specimens import DATA, expected, functions, violations
 
 from rltriage_probes import checking
 from rltriage_probes.contract import Agrees, CheckRequest, TargetResult, TargetSpec, Violates
@@ -13,37 +13,9 @@ from rltriage_probes.generation.contracts import Contract, contract_of
 from rltriage_probes.generation.tokens import Tokenizer
 from rltriage_probes.reading import Pair, Reading, markers
 
-DATA = Path(__file__).parent / "data"
-
-
-def functions(module: str) -> list[str]:
-    """Public functions of a specimen file, read without running it."""
-    tree = ast.parse((DATA / f"{module}.py").read_text("utf-8"))
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return [n.name for n in tree.body if isinstance(n, kinds) and not n.name.startswith("_")]
-
-
-def expected(module: str) -> dict[str, str]:
-    """`EXPECTED` of a specimen file."""
-    tree = ast.parse((DATA / f"{module}.py").read_text("utf-8"))
-    (table,) = [
-        n.value for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "EXPECTED"
-    ]
-    found: dict[str, str] = ast.literal_eval(table)
-    return found
-
 
 def examine(ref: str, root: Path = DATA) -> TargetResult:
     return checking.check(CheckRequest(id=1, root=str(root), target=TargetSpec(name="d", role="decode", ref=ref)))
-
-
-def violations(result: TargetResult, severity: str) -> dict[str, list[str]]:
-    """Pitfall ids by probe."""
-    return {
-        c.probe: [n.pitfall for n in c.outcome.candidates]
-        for c in result.checks
-        if isinstance(c.outcome, Violates) and c.outcome.severity == severity
-    }
 
 
 def says(result: TargetResult, probe: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from specimens import DATA, findings, functions
 
 from rltriage_probes import checking
 from rltriage_probes.contract import (
@@ -17,7 +17,6 @@ from rltriage_probes.contract import (
     Diverges,
     KnownBug,
     Outcome,
-    Raised,
     TargetResult,
     TargetSpec,
     Violates,
@@ -26,13 +25,6 @@ from rltriage_probes.logprobs import entropy, logprobs
 
 # Warnings of the functions under examination are not errors of ours.
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-DATA = Path(__file__).parent / "data"
-
-
-def functions_of(file: str) -> list[str]:
-    names = [n.name for n in ast.parse((DATA / file).read_text("utf-8")).body if isinstance(n, ast.FunctionDef)]
-    return [n for n in names if not n.startswith("_")]
 
 
 def check(role: str, ref: str, intent: Mapping[str, Any] | None = None, root: Path = DATA) -> TargetResult:
@@ -48,10 +40,6 @@ def convention_of(result: TargetResult) -> str:
     outcome = formula_of(result)
     assert isinstance(outcome, Agrees), outcome
     return outcome.convention.summary
-
-
-def findings(result: TargetResult) -> list[Outcome]:
-    return [c.outcome for c in result.checks if isinstance(c.outcome, KnownBug | Violates | Raised)]
 
 
 def named(result: TargetResult) -> set[str]:
@@ -127,8 +115,8 @@ RIGHT_ENTROPY = {
 
 
 def test_every_right_function_has_its_convention_in_the_table() -> None:
-    assert sorted(functions_of("logprobs_right.py")) == sorted(RIGHT)
-    assert sorted(functions_of("entropy_right.py")) == sorted(RIGHT_ENTROPY)
+    assert sorted(functions("logprobs_right")) == sorted(RIGHT)
+    assert sorted(functions("entropy_right")) == sorted(RIGHT_ENTROPY)
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -216,8 +204,8 @@ PAIRS_ENTROPY = {
 def test_every_wrong_function_and_every_pitfall_is_in_a_table() -> None:
     undeclared = ["other_temperature"]
 
-    assert sorted(functions_of("logprobs_wrong.py")) == sorted(itertools.chain(*WRONG.values(), PAIRS, undeclared))
-    assert sorted(functions_of("entropy_wrong.py")) == sorted(itertools.chain(*WRONG_ENTROPY.values(), PAIRS_ENTROPY))
+    assert sorted(functions("logprobs_wrong")) == sorted(itertools.chain(*WRONG.values(), PAIRS, undeclared))
+    assert sorted(functions("entropy_wrong")) == sorted(itertools.chain(*WRONG_ENTROPY.values(), PAIRS_ENTROPY))
     assert sorted(p.id for p in logprobs.ROLE.pitfalls) == sorted(WRONG)
     assert sorted(p.id for p in entropy.ROLE.pitfalls) == sorted(WRONG_ENTROPY)
 
@@ -248,7 +236,7 @@ def test_two_faults_in_an_entropy_are_both_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("role", "name"),
-    [(r, n) for r in ("logprobs", "entropy") for n in functions_of(f"{r}_strange.py")],
+    [(r, n) for r in ("logprobs", "entropy") for n in functions(f"{r}_strange")],
 )
 def test_an_unlisted_score_diverges_and_is_never_called_a_bug(role: str, name: str) -> None:
     result = check(role, f"{role}_strange.py:{name}")

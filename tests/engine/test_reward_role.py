@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import random
 from pathlib import Path
 
 import pytest
+from specimens import DATA, expected, functions, violations
 
 from rltriage_probes import checking
 from rltriage_probes.contract import Agrees, CheckRequest, Diverges, TargetResult, TargetSpec, Violates
 from rltriage_probes.reading import sample
 from rltriage_probes.reward import answers
 from rltriage_probes.reward.scoring import number
-
-DATA = Path(__file__).parent / "data"
-
-
-def functions(module: str) -> list[str]:
-    """Public functions of a specimen file, read without running it."""
-    tree = ast.parse((DATA / f"{module}.py").read_text("utf-8"))
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return [n.name for n in tree.body if isinstance(n, kinds) and not n.name.startswith("_")]
-
-
-def expected(module: str) -> dict[str, str]:
-    """`EXPECTED` of a specimen file."""
-    tree = ast.parse((DATA / f"{module}.py").read_text("utf-8"))
-    (table,) = [
-        n.value for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "EXPECTED"
-    ]
-    found: dict[str, str] = ast.literal_eval(table)
-    return found
 
 
 def examine(ref: str, root: Path = DATA) -> TargetResult:
@@ -42,15 +23,6 @@ def examine(ref: str, root: Path = DATA) -> TargetResult:
 def written(folder: Path, code: str, name: str = "reward") -> TargetResult:
     (folder / "module.py").write_text(code, encoding="utf-8")
     return examine(f"module.py:{name}", folder)
-
-
-def violations(result: TargetResult, severity: str) -> dict[str, list[str]]:
-    """Pitfall ids by probe."""
-    return {
-        c.probe: [n.pitfall for n in c.outcome.candidates]
-        for c in result.checks
-        if isinstance(c.outcome, Violates) and c.outcome.severity == severity
-    }
 
 
 def says(result: TargetResult, probe: str) -> str:
