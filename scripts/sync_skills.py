@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "references" / "pitfalls"
 SYMPTOMS = ROOT / "references" / "symptoms.toml"
 TARGET = ROOT / "skills" / "rl-triage" / "references"
-STAGES = ("reward", "advantages", "logprobs", "loss", "generation")
+STAGES = ("reward", "advantages", "logprobs", "loss", "generation", "sft", "lora", "environment")
 FENCE = "+++"
 
 

@@ -22,20 +22,37 @@ MAX_TEXT = 2_000
 
 Number = float | Literal["nan", "inf", "-inf"]
 Severity = Literal["hard", "soft"]
-Stage = Literal["reward", "advantages", "logprobs", "loss", "generation"]
+Stage = Literal["reward", "advantages", "logprobs", "loss", "generation", "sft", "lora", "environment"]
 
 STAGES: tuple[Stage, ...] = ("reward", "advantages", "logprobs", "loss", "generation")
 """The stages that a diagnosis must cover, in the order in which one depends on the other."""
+SIDE_STAGES: tuple[Stage, ...] = ("sft", "lora", "environment")
+"""Stages beside them, which count only where a target belongs to them."""
 
 ROLE_STAGES: dict[str, Stage] = {
     "reward": "reward",
+    "extract_answer": "reward",
+    "reward_shaping": "reward",
+    "reward_model_loss": "reward",
     "advantages": "advantages",
+    "gae": "advantages",
     "logprobs": "logprobs",
     "entropy": "logprobs",
     "policy_loss": "loss",
     "kl": "loss",
     "completion_mask": "loss",
+    "value_loss": "loss",
+    "aggregate": "loss",
+    "importance_weights": "loss",
+    "preference_loss": "loss",
+    "train_step": "loss",
     "decode": "generation",
+    "chat_tokens": "generation",
+    "generate": "generation",
+    "sft_labels": "sft",
+    "sft_loss": "sft",
+    "model_factory": "lora",
+    "environment": "environment",
 }
 """Every role that has a probe, with its stage."""
 

@@ -44,25 +44,6 @@ RUN_KEYS: Final = ("python", "device", "timeout_s", "memory_gb")
 TARGET_KEYS: Final = tuple(f.name for f in dataclasses.fields(TargetSpec) if f.name != "name")
 TABLES: Final = ("pipeline", "env", "targets")
 
-UNPROBED_ROLES: Final[dict[str, str]] = {
-    "reward_shaping": "reward",
-    "extract_answer": "reward",
-    "reward_model_loss": "reward",
-    "gae": "advantages",
-    "value_loss": "loss",
-    "aggregate": "loss",
-    "importance_weights": "loss",
-    "preference_loss": "loss",
-    "train_step": "loss",
-    "chat_tokens": "generation",
-    "generate": "generation",
-    "sft_labels": "sft",
-    "sft_loss": "sft",
-    "model_factory": "lora",
-    "environment": "environment",
-}
-"""Roles of the architecture and their stage; one that `ROLE_STAGES` has too is probed already."""
-
 
 class ManifestError(TriageError):
     """The manifest can't be used; `happened` lists every problem found in it."""
@@ -117,11 +98,11 @@ class Manifest(BaseModel):
 
 def stage_of(role: str) -> str:
     """Stage of a role: one of the five, or `sft`, `lora`, `environment` beside them. KeyError: no such role."""
-    return ROLE_STAGES[role] if role in ROLE_STAGES else UNPROBED_ROLES[role]
+    return ROLE_STAGES[role]
 
 
 def known_roles() -> tuple[str, ...]:
-    return (*ROLE_STAGES, *(role for role in UNPROBED_ROLES if role not in ROLE_STAGES))
+    return tuple(ROLE_STAGES)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -1,0 +1,1 @@
+"""Roles of the loss stage, one a file."""
