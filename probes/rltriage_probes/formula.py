@@ -87,5 +87,5 @@ def _worded(
 
 
 def standard(axes: Sequence[Axis], knobs: Sequence[Knob]) -> tuple[Options, Knobs]:
-    """The first option of every axis and the first value of every knob: what a function that fits nothing is held against."""
+    """First option of every axis, first value of every knob: what a function that fits nothing is held against."""
     return {a.name: a.options[0].name for a in axes}, {k.name: k.values[0] for k in knobs if k.values}
