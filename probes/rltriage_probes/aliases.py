@@ -16,6 +16,7 @@ _SPELLINGS: dict[str, str] = {
         "logits pred_logits next_token_logits logits_rmpad vocab_parallel_logits policy_logits shifted_logits "
         "shift_logits lm_logits output_logits model_logits query_response_logits raw_logits"
     ),
+    "ref_logits": "ref_logits reference_logits base_logits teacher_logits logits_ref ref_policy_logits logits_q q_logits",
     "hidden_states": (
         "hidden_states hidden hiddens last_hidden_state last_hidden_states hidden_state h last_hidden output_hidden_states"
     ),
@@ -70,6 +71,23 @@ _SPELLINGS: dict[str, str] = {
     "log_ratio": "log_ratio log_ratios logratio negative_approx_kl log_importance_weights logratios",
     "negative_log_ratio": "ppo_kl negative_log_ratio",
     "entropies": "entropies entropy per_token_entropy token_entropies",
+    "token_losses": (
+        "token_losses per_token_loss per_token_losses token_loss loss_mat loss losses pg_losses pg_loss values value vals x "
+        "tensor loss_matrix per_token_values token_values loss_per_token losses_per_token elementwise_loss unreduced_loss "
+        "raw_loss token_level_loss policy_losses loss_values kl_mat per_token_kl data inputs micro_batch_losses micro_losses"
+    ),
+    "second_mask": (
+        "second_mask tool_mask env_mask extra_mask keep_mask valid_mask filter_mask agent_mask observation_mask "
+        "entropy_mask trust_mask trust_region_mask off_policy_mask rejection_mask"
+    ),
+    "is_truncated": (
+        "is_truncated truncated truncated_mask was_truncated is_overlong overlong hit_length_limit truncation_mask "
+        "truncations is_cut_off cut_off overlong_mask"
+    ),
+    "kept_rows": (
+        "kept_rows sample_mask seq_mask row_keep keep_rows sequence_mask row_valid valid_rows is_complete finished "
+        "is_finished terminated sample_valid sample_weights row_weights sequence_keep keep"
+    ),
     "advantages": "advantages advantage advs adv masked_advantages mb_advantages raw_advantages advantage_values",
     "rewards": (
         "rewards reward scores score r rewards_list group_rewards raw_rewards rewards_per_func rm_scores reward_scores "
@@ -84,9 +102,48 @@ _SPELLINGS: dict[str, str] = {
     ),
     "is_last_step": "is_last_step is_last last_step is_last_turn last_turn",
     "trajectory_ids": "trajectory_ids trajectory_id traj_ids traj_id episode_ids",
-    "values": "values value phi_values vpreds old_values value_preds critic_values",
-    "old_values": "old_values values_old old_value phi_old_values",
-    "returns": "returns target_value target_values value_targets",
+    "values": (
+        "values value phi_values vpreds old_values value_preds critic_values vpred new_values newvalue newvalues new_value values_new "
+        "value_pred values_pred predicted_values pred_values cur_values current_values value_estimates v vals b_values v_pred state_values"
+    ),
+    "old_values": (
+        "old_values values_old old_value phi_old_values rollout_values b_values mb_values vpreds_old old_vpreds prev_values "
+        "old_critic_values old_value_preds v_old old_v previous_values values_prev behavior_values old_vals"
+    ),
+    "returns": (
+        "returns target_value target_values value_targets return_ ret rets targets target value_target td_targets td_target "
+        "b_returns mb_returns v_target v_targets return_targets lambda_returns critic_targets gae_returns returns_to_go"
+    ),
+    "next_values": "next_values values_next next_state_values v_next next_vals bootstrap_values_per_step next_value_preds",
+    "last_value": (
+        "last_value next_value last_values bootstrap_value final_value bootstrap_values last_val final_values bootstrap "
+        "tail_value value_last v_last terminal_value value_next"
+    ),
+    "dones": (
+        "dones done terminals terminal terminated terminations episode_ends is_terminal episode_end done_mask ends "
+        "is_done done_flags episode_dones is_end terminal_mask"
+    ),
+    "last_done": "last_done next_done last_dones next_dones final_done last_terminal next_terminal",
+    "token_kl": "token_kl kl kls per_token_kl approx_kl kl_div kl_divergence kl_estimate kl_tokens kld kl_values",
+    "last_index": (
+        "last_index valid_score_idxs last_token_idx last_token_index eos_indices eos_index score_index score_idx "
+        "last_idx last_indices end_positions last_positions last_token_positions eos_positions score_positions"
+    ),
+    "huber_delta": "huber_delta huber_beta delta_huber",
+    "value_coef": "value_coef vf_coef value_loss_coef critic_coef vf_loss_coef value_coeff value_weight vf_coeff value_loss_weight",
+    "buffer_length": (
+        "buffer_length overlong_buffer_len overlong_buffer_length overlong_buffer buffer_len soft_punish_cache cache_len "
+        "l_cache overlong_cache cache_length soft_cache buffer cache buffer_size overlong_buffer_size soft_overlong_cache "
+        "overlong_prob_buffer margin_len tolerance"
+    ),
+    "penalty_factor": (
+        "penalty_factor overlong_penalty_factor overlong_penalty penalty_scale penalty_weight overlong_factor max_penalty "
+        "length_penalty_factor penalty_coef overlong_coef length_penalty_coef factor penalty length_penalty penalty_coeff"
+    ),
+    "reward_clip": (
+        "reward_clip reward_clip_range score_clip clip_reward cliprange_reward clip_score reward_clip_value max_reward_abs "
+        "clip_range score_clip_range reward_range clip_rewards reward_bound"
+    ),
     "group_size": (
         "group_size num_generations n_samples_per_prompt num_samples_per_prompt n_samples num_samples samples_per_prompt "
         "n_sample rollout_n k n g num_return_sequences num_generations_per_prompt num_samples_per_prompt_rollout "
@@ -140,8 +197,43 @@ _SPELLINGS: dict[str, str] = {
         "max_gen_len total_response_len loss_scale_factor max_completion_len max_response_len max_length constant_length"
     ),
     "token_count": "num_items_in_batch batch_num_tokens global_valid_toks num_tokens token_count total_tokens global_num_tokens",
+    "dim": "dim axis dims",
+    "dp_size": "dp_size world_size data_parallel_size num_processes dp_world_size num_ranks dp_degree",
+    "accumulation_steps": (
+        "accumulation_steps gradient_accumulation_steps grad_accum_steps current_gradient_accumulation_steps "
+        "num_micro_batches n_micro_batches grad_accum gradient_accumulation accum_steps"
+    ),
+    "weight_cap": (
+        "weight_cap tis_clip cap is_cap rollout_is_threshold tis_imp_ratio_cap imp_ratio_cap clip_max max_weight "
+        "max_ratio tis_cap is_clip tis_threshold is_threshold truncation_threshold upper upper_bound tis_clip_high "
+        "vllm_importance_sampling_cap importance_sampling_cap ratio_cap clip_ratio_high threshold c c_max w_max weight_max "
+        "truncated_importance_sampling_ratio truncated_importance_sampling_ratio_max icepop_high icepop_max "
+        "rollout_is_threshold_upper is_upper hi high max_is_weight is_correction_threshold tis_upper ratio_max cap_high "
+        "rho_max rho_bar truncate_at clip_high clip_threshold max_iw iw_cap is_ratio_cap upper_threshold"
+    ),
+    "weight_floor": (
+        "weight_floor tis_clip_low lower lower_bound rollout_is_threshold_lower is_lower lo low min_weight min_ratio "
+        "clip_min icepop_low icepop_min truncated_importance_sampling_ratio_min tis_lower ratio_min cap_low floor "
+        "w_min weight_min vllm_importance_sampling_min is_floor lower_threshold mask_low"
+    ),
+    "weight_bounds": "weight_bounds is_bounds icepop_bounds ratio_bounds bounds trust_region ratio_range clip_range",
+    "veto_threshold": "veto_threshold rollout_is_veto_threshold rollout_token_veto_threshold veto token_veto_threshold",
+    "weight_mode": (
+        "weight_mode vllm_importance_sampling_mode importance_sampling_mode is_mode tis_mode correction_mode mode "
+        "correction is_correction rollout_is_mode"
+    ),
     "row_count": "global_batch_size global_valid_seqs row_count num_sequences global_num_seqs",
     "eos_token_id": "eos_token_id eos_id eos_token eos stop_token_id end_token_id stop_id eos_idx end_id",
+    "span_start_id": (
+        "span_start_id info_start_id obs_start_id observation_start_id tool_start_id start_id open_id result_start_id "
+        "information_start_id tool_response_start_id begin_id info_open_id start_marker_id obs_open_id tool_open_id "
+        "retrieval_start_id doc_start_id tool_begin_id obs_begin_id start_token_id open_marker start_marker bos_info_id"
+    ),
+    "span_end_id": (
+        "span_end_id info_end_id obs_end_id observation_end_id tool_end_id close_id result_end_id "
+        "information_end_id tool_response_end_id finish_id info_close_id end_marker_id obs_close_id tool_close_id "
+        "retrieval_end_id doc_end_id tool_finish_id obs_finish_id close_marker end_marker eos_info_id"
+    ),
     "pad_token_id": "pad_token_id pad_id pad_token pad pad_idx padding_id fill_value",
     "chunk_size": (
         "chunk_size chunk chunks micro_batch_size chunk_length chunk_len num_chunks logprob_chunk_size batch_chunk "
@@ -171,13 +263,149 @@ _SPELLINGS: dict[str, str] = {
     "operand_lists": "operand_lists numbers nums operands numbers_list nums_list available_numbers input_numbers number_lists",
     "operands": "operands numbers nums available_numbers input_numbers cards given_numbers",
     "prompt_ids": "prompt_ids prompt_input_ids prompt_tokens query_ids query_tensors query_tokens context_ids",
+    "token_weights": "token_weights loss_weights weights sample_weights per_token_weights loss_weight label_weights",
+    "label_smoothing": "label_smoothing smoothing label_smoothing_factor smooth_eps smoothing_eps ls_eps",
+    "max_length": "max_length max_len max_seq_len max_seq_length cutoff_len max_tokens block_size seq_len max_prompt_length",
+    "messages": "messages conversation chat dialogue dialog turns msgs history convo conversations message_list trajectory",
+    "conversations": "conversations chats dialogues dialogs message_lists batch_messages all_messages convos",
+    "sample_ids": "sample_ids",
+    "prompt_id_lists": "prompt_id_lists",
+    "completion_id_lists": "completion_id_lists",
+    "label_lists": "label_lists",
+    "mask_lists": "mask_lists",
+    "prompt_lengths": "prompt_lengths prompt_lens",
+    "response_template": "response_template response_marker response_prefix assistant_header response_key answer_prefix",
+    "response_template_ids": (
+        "response_template_ids response_token_ids response_ids_template marker_ids header_ids response_template_tokens "
+        "response_marker_ids assistant_header_ids"
+    ),
+    "generation_prompt": "add_generation_prompt generation_prompt add_prompt for_generation with_generation_prompt",
+    "instruction_template": "instruction_template instruction_marker user_header instruction_prefix",
+    "answer_spans": "answer_spans response_ranges spans assistant_spans ranges response_spans turn_spans answer_ranges",
     "tokenizer": "tokenizer processing_class tok processor hf_tokenizer",
     "model": "model policy policy_model actor lm base_model net actor_model policy_net llm unwrapped_model",
+    "completion_ids": "completion_ids response_ids completion_input_ids response_tokens completion_tokens",
+    "prompt_mask": "prompt_mask prompt_attention_mask query_mask prompt_masks",
+    "chosen_attention": "chosen_attention_mask chosen_attn_mask chosen_attention",
+    "rejected_attention": "rejected_attention_mask rejected_attn_mask rejected_attention",
+    "ref_model": "ref_model reference_model ref reference ref_policy reference_policy frozen_model initial_model sft_model anchor_model",
+    "optimizer": "optimizer optim opt actor_optimizer policy_optimizer optimiser",
+    "scheduler": "scheduler lr_scheduler sched actor_scheduler lr_sched",
+    "scaler": "scaler grad_scaler amp_scaler",
+    "accelerator": "accelerator accel strategy fabric",
+    "loss_fn": "loss_fn criterion loss_function compute_loss_fn",
+    "batches": "batches micro_batches microbatches dataloader loader batch_list train_loader micro_batch_list data_iterator iterator",
+    "adapter_state": (
+        "adapter_state adapter_state_dict sft_adapter lora_state lora_state_dict adapter adapter_weights lora_weights "
+        "adapter_sd lora_sd sft_state adapters sft_lora sft_adapter_state init_adapter"
+    ),
+    "adapter_path": (
+        "adapter_path adapter_dir lora_path adapter_name_or_path adapter_folder peft_path lora_dir sft_adapter_path "
+        "lora_weights_path adapter_checkpoint adapter_model_path peft_model_id adapter_id"
+    ),
+    "model_path": (
+        "model_path model_name model_name_or_path base_model_name base_model_path pretrained pretrain model_id "
+        "base_model_id checkpoint model_dir base_model_name_or_path pretrained_model_name_or_path base model_ref"
+    ),
+    "lora_targets": "target_modules targets lora_targets lora_target_modules lora_target target_names target_module_names",
+    "modules_to_save": "modules_to_save full_modules save_modules trainable_modules",
+    "micro_batch_size": "micro_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_mini_batch_size micro_train_batch_size train_micro_batch_size microbatch_size mini_batch_size minibatch_size per_device_train_batch_size mbs micro_bsz micro_bs",
+    "max_grad_norm": "max_grad_norm grad_clip clip_grad max_norm gradient_clip grad_norm_clip clip_grad_norm grad_clip_norm gradient_clipping",
+    "lr": "lr learning_rate actor_lr base_lr",
+    "lora_r": "lora_r r rank lora_rank lora_dim",
+    "lora_alpha": "lora_alpha alpha",
+    "lora_dropout": "lora_dropout dropout",
+    "use_rslora": "use_rslora rslora rank_stabilized rank_stabilised rs_lora",
 }
 ALIASES: dict[str, tuple[str, ...]] = {word: tuple(names.split()) for word, names in _SPELLINGS.items()}
 """Word -> spellings, the likeliest first. Matched after `normalise`."""
 
 ROLE_NAMES: dict[str, dict[str, str]] = {
+    "gae": {
+        **dict.fromkeys("rewards reward r token_level_rewards scores score rew rews b_rewards step_rewards".split(), "token_rewards"),
+        "mask": "completion_mask",
+        "attention_mask": "completion_mask",
+        "masks": "completion_mask",
+        "old_values": "values",
+        "value": "values",
+        "t": "",
+        "n": "",
+        "k": "",
+        "eps": "eps",
+        "lambda": "lam",
+        "discount": "gamma",
+        "decay": "lam",
+        "tau": "lam",
+        "normalize": "",
+        "mode": "",
+        "epsilon": "eps",
+        "next_state_value": "last_value",
+    },
+    "reward_shaping": {
+        **dict.fromkeys("rewards reward r score scores outcome_rewards raw_rewards rm_score raw_scores seq_scores".split(), "rewards"),
+        **dict.fromkeys("token_level_scores token_scores rm_scores token_level_rewards token_rewards".split(), "token_rewards"),
+        "kl": "token_kl",
+        "kl_ratio": "beta",
+        "kl_coef": "beta",
+        "value": "beta",
+        "mask": "completion_mask",
+        "masks": "completion_mask",
+        "attention_mask": "completion_mask",
+        "t": "",
+        "k": "",
+        "n": "",
+        "eps": "eps",
+        "max_length": "max_completion_length",
+        "max_len": "max_completion_length",
+        "l_max": "max_completion_length",
+        "limit": "max_completion_length",
+        "len": "buffer_length",
+        "length": "lengths",
+        "response_length": "lengths",
+        "response_lengths": "lengths",
+        "valid_response_length": "lengths",
+        "completion_length": "lengths",
+        "completion_lengths": "lengths",
+        "num_tokens": "lengths",
+        "n_tokens": "lengths",
+        "clip": "reward_clip",
+        "delta": "",
+        "kl_penalty": "kl_estimator",
+        "responses": "",
+        "completion_ids": "token_ids",
+        "ids": "token_ids",
+        "log_probs": "logprobs",
+    },
+    "value_loss": {
+        "mask": "completion_mask",
+        "masks": "completion_mask",
+        "attention_mask": "completion_mask",
+        "eps": "clip_value",
+        "epsilon": "clip_value",
+        "clip": "clip_value",
+        "clip_eps": "clip_value",
+        "clip_range": "clip_value",
+        "cliprange": "clip_value",
+        "eps_clip": "clip_value",
+        "clip_coef": "clip_value",
+        "clip_ratio": "clip_value",
+        "clip_epsilon": "clip_value",
+        "clip_param": "clip_value",
+        "delta": "huber_delta",
+        "beta": "huber_delta",
+        "huber_beta": "huber_delta",
+        "target": "returns",
+        "targets": "returns",
+        "labels": "returns",
+        "t": "",
+        "n": "",
+        "k": "",
+        "r": "returns",
+        "mode": "aggregation",
+        "scale": "",
+        "coef": "value_coef",
+        "weight": "value_coef",
+    },
     "logprobs": {
         "index": "token_ids",
         "indices": "token_ids",
@@ -266,7 +494,149 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "max_length": "",
         "target": "token_ids",
     },
+    "aggregate": {
+        "mask": "completion_mask",
+        "attention_mask": "completion_mask",
+        "completion_mask": "completion_mask",
+        "labels": "labels",
+        "eps": "eps",
+        "epsilon": "eps",
+        "loss": "token_losses",
+        "losses": "token_losses",
+        "values": "token_losses",
+        "value": "token_losses",
+        "scores": "token_losses",
+        "rewards": "token_losses",
+        "advantages": "token_losses",
+        "logprobs": "token_losses",
+        "entropies": "token_losses",
+        "entropy": "token_losses",
+        "kl": "token_losses",
+        "objective": "token_losses",
+        "log_probs": "token_losses",
+        "num_items": "token_count",
+        "normalizer": "token_count",
+        "global_tokens": "token_count",
+        "total_valid_tokens": "token_count",
+        "n": "",
+        "k": "",
+        "t": "",
+        "scale": "",
+    },
+    "importance_weights": {
+        "mask": "completion_mask",
+        "attention_mask": "completion_mask",
+        "eps": "eps",
+        "epsilon": "eps",
+        "t": "",
+        "k": "",
+        "n": "",
+        "level": "ratio_level",
+        "rollout_is": "ratio_level",
+        "clip": "weight_cap",
+        "clip_coeff": "weight_cap",
+        "clip_coef": "weight_cap",
+        "clip_param": "weight_cap",
+        "clip_range": "weight_bounds",
+        "student_log_probs": "logprobs",
+        "student_logprobs": "logprobs",
+        "eps_clip": "weight_cap",
+        "clip_high": "weight_cap",
+        "eps_clip_high": "weight_cap",
+        "epsilon_high": "weight_cap",
+        "clip_ratio_high": "weight_cap",
+        "ratio_clip_max": "weight_cap",
+        "rollout_rs_threshold": "weight_cap",
+        "delta": "weight_cap",
+        "clip_low": "weight_floor",
+        "eps_clip_low": "weight_floor",
+        "epsilon_low": "weight_floor",
+        "clip_ratio_low": "weight_floor",
+        "ratio_clip_min": "weight_floor",
+        "rollout_rs": "weight_mode",
+        "clip_ratio": "weight_cap",
+        "loss": "token_losses",
+        "pg_loss": "token_losses",
+        "log_p": "logprobs",
+        "log_q": "rollout_logprobs",
+        "new": "logprobs",
+        "gen_logprobs": "rollout_logprobs",
+        "generation_logprobs": "rollout_logprobs",
+    },
+    "sft_loss": {
+        "labels": "labels", "label": "labels", "label_ids": "labels", "targets": "labels", "target": "labels",
+        "shift_labels": "labels", "target_ids": "labels", "input_ids": "token_ids", "tokens": "token_ids",
+        "mask": "completion_mask", "eps": "", "epsilon": "", "t": "", "k": "", "n": "", "gamma": "", "alpha": "",
+        **dict.fromkeys("is_answer is_target is_trained is_response answer_tokens train_on".split(), "completion_mask"),
+        "weights": "token_weights", "values": "", "reduction": "",
+        "y": "labels", "index": "labels", "num_items": "token_count", "normalizer": "token_count",
+        "total_valid_tokens": "token_count", "num_valid_tokens": "token_count", "num_label_tokens": "token_count",
+        "completions": "", "prompts": "", "smoothing": "label_smoothing", "temperature": "", "beta": "", "scale": "",
+    },
+    "sft_labels": {  # what comes as ids, and what as text
+        **dict.fromkeys("input_ids ids token_ids tokens full_ids sequence sequences encoded".split(), "sample_ids"),
+        **dict.fromkeys(
+            "prompt_ids prompt_input_ids prompt_tokens query_ids source_ids context_ids question_ids prompt_token_ids "
+            "instruction_ids".split(), "prompt_id_lists"
+        ),
+        **dict.fromkeys(
+            "completion_ids response_ids answer_ids target_ids output_ids completion_tokens response_tokens "
+            "completion_input_ids response_input_ids completion_token_ids response_token_ids answer_tokens".split(),
+            "completion_id_lists",
+        ),
+        **dict.fromkeys("labels label label_ids".split(), "label_lists"),
+        **dict.fromkeys(
+            "loss_mask completion_mask assistant_mask assistant_masks mask masks response_mask train_mask "
+            "trainable_mask target_mask is_trained loss_masks assistant_tokens_mask".split(), "mask_lists"
+        ),
+        **dict.fromkeys(
+            "prompt_length prompt_len prompt_lens prompt_lengths source_len source_lens num_prompt_tokens prompt_size "
+            "context_length context_len source_length input_len query_len query_length n_prompt".split(),
+            "prompt_lengths",
+        ),
+        **dict.fromkeys(
+            "response_ranges spans assistant_spans ranges response_spans turn_spans answer_ranges answer_spans "
+            "loss_spans train_spans target_spans assistant_ranges loss_ranges segments".split(), "answer_spans"
+        ),
+        **dict.fromkeys(
+            "messages conversation chat dialogue dialog turns msgs history convo conversations message_list".split(),
+            "messages",
+        ),
+        **dict.fromkeys("prompt question query instruction source problem user user_message input".split(), "prompt"),
+        **dict.fromkeys(
+            "completion response answer output target solution reply assistant chosen assistant_message".split(),
+            "completion",
+        ),
+        **dict.fromkeys("prompts questions queries instructions sources problems".split(), "prompts"),
+        **dict.fromkeys("completions responses answers outputs targets solutions replies".split(), "completions"),
+        **dict.fromkeys("text full_text rendered formatted".split(), "text"),
+        **dict.fromkeys("texts full_texts".split(), "texts"),
+        **dict.fromkeys(
+            "max_length max_len max_seq_len max_seq_length cutoff_len max_tokens block_size seq_len seq_length".split(),
+            "max_length",
+        ),
+        "attention_mask": "attention_lists", "pad_token": "", "eos_token": "", "tools": "", "system": "", "n": "", "k": "",
+        "t": "", "index": "", "indices": "", "lengths": "sample_lengths", "length": "sample_lengths", "eps": "",
+        "pad_to": "", "pad": "pad_token_id",
+    },
+    "chat_tokens": {
+        **dict.fromkeys(
+            "messages conversation chat dialogue dialog turns msgs history convo message_list prompt trajectory "
+            "message".split(), "messages"
+        ),
+        **dict.fromkeys(
+            "conversations chats prompts batch_messages dialogues batch message_lists all_messages".split(),
+            "conversations",
+        ),
+        **dict.fromkeys(
+            "max_length max_len max_seq_len max_prompt_length max_tokens max_prompt_len max_prompt_tokens "
+            "truncate_to".split(), "max_length"
+        ),
+        "mask": "", "labels": "", "eos_token": "", "pad_token": "", "tools": "", "system": "", "n": "", "k": "", "t": "",
+        "index": "", "responses": "", "response": "", "completion": "", "completions": "", "input_ids": "",
+    },
     "decode": {
+        **dict.fromkeys("messages conversation chat dialogue dialog turns msgs history convo message_list".split(), "messages"),
         "completion": "text",
         "completions": "texts",
         "response": "text",
@@ -280,7 +650,98 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "s": "text",
         "labels": "token_ids",
     },
+    "train_step": {
+        **{f"{w}{end}": f"{w}_ids" for w in ("chosen", "rejected") for end in ("", "_ids", "_input_ids", "_tokens")},
+        **{
+            f"{w}{end}": f"{w}_mask"
+            for w in ("chosen", "rejected")
+            for end in ("_mask", "_loss_mask", "_completion_mask", "_response_mask")
+        },
+        **{f"{w}{end}": f"{w}_attention" for w in ("chosen", "rejected") for end in ("_attention_mask", "_attn_mask")},
+        **{
+            f"{front}_{w}_{end}": f"ref_{w}_logprobs"
+            for w in ("chosen", "rejected")
+            for front in ("ref", "reference")
+            for end in ("logps", "logprobs", "logp", "log_probs")
+        },
+        "batch": "",
+        "data": "",
+        "inputs": "",
+        "input_ids": "token_ids",
+        "ids": "token_ids",
+        "tokens": "token_ids",
+        "sequences": "token_ids",
+        "labels": "labels",
+        "mask": "completion_mask",
+        "response_ids": "completion_ids",
+        "completion_ids": "completion_ids",
+        "responses": "completion_ids",
+        "completions": "completion_ids",
+        "response_tokens": "completion_ids",
+        "completion_tokens": "completion_ids",
+        "prompts": "prompt_ids",
+        "queries": "prompt_ids",
+        "query_ids": "prompt_ids",
+        "prompt_ids": "prompt_ids",
+        "ref": "ref_model",
+        "reference": "ref_model",
+        "eps": "clip",
+        "epsilon": "clip",
+        "micro_batch_size": "micro_batch_size",
+        "loss": "",
+        "losses": "",
+        "returns": "",
+        "values": "",
+        "old": "old_logprobs",
+        "state": "",
+        "t": "",
+        "k": "accumulation_steps",
+        "n": "",
+        "g": "",
+        "r": "",
+        "scale": "",
+        "scores": "rewards",
+        "actions": "completion_ids",
+        "targets": "labels",
+        "target": "labels",
+        "x": "",
+        "h": "",
+        "y": "labels",
+        "index": "",
+    },
+    "model_factory": {
+        "r": "lora_r",
+        "rank": "lora_r",
+        "alpha": "lora_alpha",
+        "base": "model",
+        "model": "model",
+        "base_model": "model",
+        "ref": "ref_model",
+        "reference": "ref_model",
+        "targets": "lora_targets",
+        "target": "lora_targets",
+        "checkpoint": "model_path",
+        "pretrained": "model_path",
+        "policy": "model",
+        "state": "",
+        "scale": "",
+    },
+    "extract_answer": {
+        **dict.fromkeys("answer solution pred prediction predict_str string ans reply content msg message s x sol".split(), "completion"),
+        **dict.fromkeys("raw_output llm_output model_answer model_text raw_answer student_answer full_text".split(), "completion"),
+        **dict.fromkeys("answers solutions preds predictions strings replies".split(), "completions"),
+        **dict.fromkeys("label target gold gt ground_truth reference expected truth gold_answer".split(), "answer"),
+        "inputs": "completion",
+        "input": "completion",
+        "tokens": "",
+        "sample": "completion",
+        "value": "completion",
+        "string_in": "completion",
+    },
     "reward": {
+        **dict.fromkeys("test tests test_list test_lists unit_test unit_tests test_cases test_code verification_info".split(), "answer"),
+        **dict.fromkeys("expected_calls expected_tool_calls gold_calls expected_call expected_tool_call gold_call".split(), "answer"),
+        **dict.fromkeys("input_output verification_infos assertions public_tests hidden_tests".split(), "answer"),
         "labels": "answers",
         "label": "answer",
         "target": "answer",
@@ -314,17 +775,31 @@ INERT: dict[str, object] = {
     "current_gradient_accumulation_steps": 1, "num_iterations": 1, "grad_accum_steps": 1, "rank": 0, "local_rank": 0,
     "process_index": 0, "global_step": 0, "step": 0, "device": "cpu", "tp_group": None, "process_group": None, "group": None,
     "dp_group": None, "reduce_group": None, "cp_size": 1, "tp_size": 1, "sp_size": 1, "accumulation_steps": 1,
+    "train_on_inputs": False, "train_on_prompt": False, "mask_history": False, "mask_prompt": True,
     "label_pad_token_id": -100, "ignore_index": -100, "num_micro_batches": 1, "n_micro_batches": 1,
+    "mask_truncated_completions": True, "mask_truncated": True, "drop_truncated": True, "overlong_filtering": True,
 }  # fmt: skip
 """Things of the surroundings that have one plain value in a single process."""
 
 ASIDE: dict[str, object] = {
     "data_source": "unknown", "dataset": "unknown", "dataset_name": "unknown", "task": "unknown", "task_name": "unknown",
     "task_type": "unknown", "extra_info": {}, "metadata": {}, "meta": {}, "info": {}, "trainer_state": None,
+    "state": {}, "states": {}, "parser": None, "num_examine": 0, "tool_schemas": [], "turn_idx": 0,
     "eos_token": "<eos>", "end_token": "<eos>",
     "sandbox_fusion_url": None, "concurrent_semaphore": None, "reward_router_address": None, "args": None,
 }  # fmt: skip
 """What comes along with a completion and has no part in its score."""
+
+WHOLE_GOLDS = frozenset(
+    "expected_calls expected_tool_calls gold_calls expected_call expected_tool_call gold_call tests test_list test_cases "
+    "unit_tests verification_info input_output".split()
+)
+"""Gold answers that are records of a form of their own, and are handed over in one piece."""
+
+OPTION_LETTERS: dict[str, object] = dict.fromkeys(
+    "choices options valid_choices valid_options valid_answers letters labels all_choices option_letters".split(), ("A", "B", "C", "D")
+)
+"""What an extractor of option letters gets besides the text."""
 
 FLAG = re.compile(
     r"^_?(use|is|has|enable|do|with|return|log|compute|should|apply|include|debug|verbose|track|save)_|_enabled$|_only$|^verbose$|^debug$"
@@ -405,13 +880,18 @@ for _word, _names in ALIASES.items():
             _NORMAL[_key].append(_word)
 
 _ROLE_PREFERENCE: dict[str, tuple[str, ...]] = {
+    "value_loss": ("old_values", "returns", "values", "clip_value"),
+    "gae": ("token_rewards", "values", "next_values", "last_value"),
+    "reward_shaping": ("rewards", "token_rewards", "lengths"),
     "reward": ("completions", "prompts", "answers", "completion", "prompt", "answer"),
     "decode": ("text", "texts", "token_ids", "tokenizer"),
+    "extract_answer": ("completion", "completions", "text", "texts", "prompt", "answer"),
     "advantages": ("rewards", "token_rewards", "group_ids", "group_size", "eps", "values"),
     "policy_loss": ("clip", "logprobs"),
 }
 _LIST_WORDS = {
     "completion": "completions", "prompt": "prompts", "answer": "answers", "text": "texts", "operands": "operand_lists",
+    "messages": "conversations",
 }  # fmt: skip
 
 
@@ -598,6 +1078,8 @@ def _from_family(parts: tuple[str, ...], role: str, takes: Collection[str]) -> s
     }:
         return ""
     guess = ""
+    if role in ("chat_tokens", "sft_labels") and have & {"messages", "conversation", "chat", "dialog", "dialogue"}:
+        return "messages"
     if "logprob" in have:
         order = (("ref", "ref_logprobs"), ("old", "old_logprobs"), ("rollout", "rollout_logprobs"))
         plain = not (
@@ -658,7 +1140,40 @@ CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
         "sequence-sum": ("seq-mean-token-sum", "sequence-sum", "sequence_sum", "seq_sum"),
         "constant": ("constant", "dr_grpo", "seq-mean-token-sum-norm", "fixed"),
     },
-    "ratio_level": {"token": ("token",), "sequence": ("sequence", "seq")},
+    "preference_type": {
+        "dpo": ("sigmoid", "dpo", "vanilla", "logistic"),
+        "dpo_norm": ("dpo_norm", "sigmoid_norm"),
+        "ipo": ("ipo",),
+        "hinge": ("hinge", "slic", "rso"),
+        "simpo": ("simpo",),
+        "orpo": ("orpo",),
+        "cpo": ("cpo", "sigmoid"),
+        "kto": ("kto_pair", "kto"),
+        "robust": ("robust",),
+        "cdpo": ("cdpo",),
+        "bco": ("bco_pair", "bco"),
+        "sppo": ("sppo_hard", "sppo"),
+        "nca": ("nca_pair", "nca"),
+        "exo": ("exo_pair", "exo"),
+        "aot": ("aot", "aot_pair"),
+        "aot_unpaired": ("aot_unpaired",),
+        "apo_zero": ("apo_zero",),
+        "apo_down": ("apo_down",),
+        "discopop": ("discopop",),
+    },
+    "ratio_level": {
+        "token": ("token", "tok", "token-level", "token_level"),
+        "sequence": ("sequence", "seq", "sequence-level", "sequence_level"),
+        "geometric": ("geometric", "geo", "geo_mean", "geometric_mean"),
+    },
+    "weight_mode": {
+        "truncate": ("truncate", "clip", "tis", "cap", "truncated"),
+        "mask": ("mask", "mis", "icepop", "drop", "reject", "filter"),
+        "token truncate": ("token_truncate",),
+        "token mask": ("token_mask",),
+        "sequence truncate": ("sequence_truncate", "seq_truncate"),
+        "sequence mask": ("sequence_mask", "seq_mask", "seq-mask-tis"),
+    },
     "loss_type": {
         name: (name,)
         for name in ("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "gspo", "ppo", "reinforce", "sapo", "vanilla", "luspo")
@@ -677,10 +1192,13 @@ def canonical_choice(word: str, value: object) -> object:
 def choice_word(literals: Collection[str], role: str) -> str:
     """Which choice a parameter makes, judged by the strings that it is compared with."""
     lowered = {x.lower() for x in literals}
-    for word in ("kl_estimator", "aggregation", "ratio_level", "loss_type"):
+    words = ("kl_estimator", "aggregation", "ratio_level", "loss_type")
+    if role == "importance_weights":
+        words = ("ratio_level", "weight_mode")
+    for word in words:
         known = {n.lower() for names in CHOICES[word].values() for n in names}
         if word == "aggregation":
-            known -= {"grpo", "dapo", "bnpo", "dr_grpo", "token", "sequence"}
+            known -= {"grpo", "dapo", "bnpo", "dr_grpo", "token", "sequence"} if role != "aggregate" else set()
         if len(lowered & known) >= (2 if word != "aggregation" else 1) and not (word == "loss_type" and role == "kl"):
             return word
     return ""

@@ -7,14 +7,14 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from rltriage_probes import aliases, containers, reports, source
+from rltriage_probes import aliases, containers, pairs, reports, source
 from rltriage_probes.filling import SCALARS, FixedSource, MadeSource, Plan, Source, WordSource, evaluate
 from rltriage_probes.forms import Call, Hints, Missing, common_shape, forms_for
 from rltriage_probes.invoke import NotReached
 from rltriage_probes.loading import Loaded
 from rltriage_probes.model import Role
 from rltriage_probes.reports import BindingFailed
-from rltriage_probes.selfs import NOTHING, Seam, Unknown, is_config, surroundings
+from rltriage_probes.selfs import LEARNING_ROLES, NOTHING, Seam, Unknown, is_config, surroundings
 from rltriage_probes.source import Facts, Path
 from rltriage_probes.vocabulary import WORDS
 
@@ -33,7 +33,7 @@ DOCUMENTED: dict[str, Any] = {
     "group_size": 4,
     "gamma": 1.0, "lam": 0.95, "entropy_coef": 0.0, "eps": 1e-6, "dual_clip": None, "scale_rewards": True,
     "chunk_size": 2,
-    "eos_token_id": 2, "pad_token_id": 0,
+    "eos_token_id": 2, "pad_token_id": 0, "dim": None,
 }  # fmt: skip
 """Values that papers and frameworks document, for what the function demands and nobody says."""
 _CLIP = {
@@ -138,6 +138,15 @@ class Binder:
         for key in (shown, name):
             if key in self.settings and key not in WORDS:
                 return FixedSource(path=shown, value=self.settings[key], meaning="constant", how="settings")
+        if self.role.name in LEARNING_ROLES:
+            from rltriage_probes import learning
+
+            taken = learning.place(self, root, name, path, annotation, default, shown)
+            if taken is not None:
+                return taken
+        switched = pairs.flag(self, shown, name, default) if self.role.name in pairs.PAIR_ROLES else None
+        if switched is not None:
+            return switched
         container = containers.is_container(self, root, path)
         word, how, inverted = self.meaning(root, name, path, annotation, default)
         if (
@@ -165,6 +174,12 @@ class Binder:
         return self.word_source(shown, name, value, "bind", flip, annotation, default)
 
     def meaning(self, root: str, name: str, path: Path, annotation: str, default: Any) -> tuple[str, str, bool]:
+        if self.role.name in LEARNING_ROLES:
+            from rltriage_probes import learning
+
+            return learning.meaning(self, name, annotation, default)
+        if self.role.name in pairs.PAIR_ROLES:
+            return pairs.meaning(self, root, name, path, annotation, default)
         compared = self.facts.compared(root, path)
         choice = aliases.choice_word(compared, self.role.name) if compared else ""
         if choice:
@@ -191,13 +206,79 @@ class Binder:
     def _by_surroundings(self, name: str) -> tuple[str, str] | None:
         """Word and rule of a name whose meaning hangs on the rest of the function; None where the table decides."""
         role = self.role.name
+        if role == "aggregate" and self._is_switch(name):
+            return "", ""
+        if role == "value_loss" and aliases.snake(name) in ("values", "value", "vals", "v") and self._has_new_values(name):
+            return "old_values", "name"
+        if role == "aggregate" and self._is_second_mask(name):
+            return "second_mask", "name"
         if name.strip("_") in aliases.CONFIG_NAMES or (role == "advantages" and aliases.logprob_word(name)):
             return "", ""
         if role in ("logprobs", "completion_mask") and name in ("prompts", "queries") and self._split():
             return "token_ids", "name"
+        if role == "sft_labels" and not source.re.search(r"tokeni[sz]e|processing_class|\.encode\(", self.facts.text):
+            word = aliases.ROLE_NAMES[role].get(aliases.snake(name), "")
+            ids = {"prompt": "prompt_id_lists", "completion": "completion_id_lists", "prompts": "prompt_id_lists",
+                   "completions": "completion_id_lists"}.get(word)  # fmt: skip
+            if ids is not None:
+                return ids, "name"
+        if role == "sft_loss" and aliases.snake(name) in ("weight", "w"):
+            return ("lm_head_weight" if self._has_hidden() else "token_weights"), "name"
+        if role == "sft_loss" and self._labels_are_ids(name):
+            return "token_ids", "source"
+        if role == "reward" and name in ("queries", "query") and {"prompts", "prompt"} & self._names():
+            return ("completions" if name == "queries" else "completion"), "name"  # prompt and response in one
+        ids = ("responses", "response", "completions", "sequences", "input_ids")
+        if role == "reward" and name in ids and self._has_tokenizer() and source.re.search(r"\bdecode\(", self.facts.text):
+            return "token_ids", "source"
+        if role == "reward" and name == "prompts" and "attention_mask" in self._names() and self._has_tokenizer():
+            return "prompt_ids", "source"
+        if role == "extract_answer" and name == self._first() and aliases.resolve(name, role, self.takes) is None:
+            annotation = str(self.signature.parameters[name].annotation).lower()
+            return ("completions" if annotation.startswith(("list", "sequence", "typing.list")) else "completion"), "name"
         if role == "logprobs" and aliases.snake(name) in ("labels", "label_ids") and self._skips_labels():
             return "labels", "source"
         return None
+
+    def _is_switch(self, name: str) -> bool:
+        """Whether a parameter is a switch by its annotation or default: `mask_truncated_completions: bool`."""
+        p = self.signature.parameters.get(name)
+        return p is not None and (p.annotation in (bool, "bool") or isinstance(p.default, bool))
+
+    def _has_new_values(self, name: str) -> bool:
+        """Whether another input holds the values that are being trained, and none those of the rollout (verl: vpreds)."""
+        found: set[str] = set()
+        for other in self._names() - {name}:
+            plain = aliases.snake(other)
+            if plain.startswith(("old_", "rollout_", "prev_")) or plain.endswith(("_old", "_prev")):
+                return False
+            known = plain in aliases.ALIASES["values"] and aliases.resolve(other, "value_loss", ("values", "returns"))
+            if known and known.word == "values":
+                found.add(other)
+        return bool(found)
+
+    def _is_second_mask(self, name: str) -> bool:
+        """Whether a mask comes beside another one that is the completion's by name."""
+        first = ("completion_mask", "response_mask", "loss_mask", "mask", "action_mask", "attention_mask", "masks")
+        snake = aliases.snake(name)
+        if snake in first or "mask" not in aliases.tokens(name):
+            return False
+        match = aliases.resolve(name, "aggregate", self.takes)
+        beside = any(aliases.snake(n) in first for n in self._names() - {name})
+        return beside and match is not None and match.word in ("completion_mask", "second_mask")
+
+    def _labels_are_ids(self, name: str) -> bool:
+        """Whether labels come beside a mask that says which of them count, in code that knows no ignore index."""
+        known = aliases.resolve(name, "sft_loss", ("labels", "completion_mask"))
+        masked = (aliases.resolve(n, "sft_loss", ("completion_mask",)) for n in self._names() - {name})
+        if known is None or known.word != "labels" or not any(m is not None for m in masked):
+            return False
+        return not self._skips_labels() and not source.re.search(r"cross_entropy|CrossEntropy|nll_loss", self.facts.text)
+
+    def _first(self) -> str:
+        """The first parameter behind `self`."""
+        names = [n for n in self.signature.parameters if n not in ("self", "cls")]
+        return names[0] if names else ""
 
     def _possible(self, word: str, root: str, path: Path, default: Any) -> bool:
         """Whether a place can have this meaning: a head's weight needs hidden states, and no tensor is called."""
@@ -257,6 +338,7 @@ class Binder:
     def _hints(self, shown: str, name: str, inverted: bool, annotation: str) -> Hints:
         hints = Hints(
             annotation=annotation, doc=self.docs.get(name, ""), inverted=inverted, name=name, split=self._split(),
+            role=self.role.name,
             signs=set(self.facts.signs.get(shown, set())),
             reads_ids=self.role.name == "decode" and self._has_tokenizer(),
         )  # fmt: skip
@@ -316,6 +398,8 @@ class Binder:
     def _declared(self, word: str, default: Any, compared: set[str]) -> tuple[Any, str]:
         """The declared choice where the code itself spells it, else the function's own default."""
         wanted = self.intent.get(word)
+        if wanted is None and word == "preference_type":
+            wanted = self.intent.get("algorithm")
         spelled = aliases.spelled(word, wanted, compared) if isinstance(wanted, str) else None
         if spelled in compared and aliases.canonical_choice(word, default) != aliases.canonical_choice(word, spelled):
             return spelled, "intent"
@@ -345,7 +429,16 @@ class Binder:
         if default is not NOTHING:
             return None
         plain = aliases.snake(name)
-        if self.role.name == "reward":
+        if self.role.name in LEARNING_ROLES:
+            from rltriage_probes import learning
+
+            plain_value = learning.constant(self, shown, name)
+            if plain_value is not None:
+                return plain_value
+        if self.role.name == "extract_answer" and plain in aliases.OPTION_LETTERS:
+            letters = list(aliases.OPTION_LETTERS[plain])  # pyright: ignore[reportCallIssue, reportArgumentType]
+            return FixedSource(path=shown, value=letters, meaning="constant", how="name")
+        if self.role.name in ("reward", "extract_answer"):
             aside = self._aside(shown, plain)
             if aside is not None:
                 return aside
@@ -371,7 +464,7 @@ class Binder:
         return None
 
     def is_head(self, plain: str) -> bool:
-        return self.role.name in ("logprobs", "entropy") and _HEAD.fullmatch(plain) is not None
+        return self.role.name in ("logprobs", "entropy", "sft_loss") and _HEAD.fullmatch(plain) is not None
 
     def head(self, call: Call) -> Any:
         from rltriage_probes.standins import IdentityHead
@@ -390,9 +483,11 @@ class Binder:
         """What a reward gets besides texts: one value, or one for each sample under a plural name."""
         many = plain not in aliases.ASIDE and plain.endswith("s")
         key = plain[:-1] if many else plain
+        root, path = source.parse_path(shown)
+        if any(step[1] in aliases.ASIDE for step in path[:-1]):
+            return FixedSource(path=shown, value=None, meaning="constant", how="name")
         if key not in aliases.ASIDE:
             return None
-        root, path = source.parse_path(shown)
         compared = sorted(self.facts.compared(root, path), key=self.facts.text.find)
         value = compared[0] if compared and isinstance(aliases.ASIDE[key], str) else aliases.ASIDE[key]
 
@@ -445,7 +540,7 @@ class Binder:
             value = got.give(self.current)
         except Missing:
             return NOTHING
-        if got.word not in SCALARS:
+        if got.word not in SCALARS or self.role.name in LEARNING_ROLES:
             self.dynamic.add(got.word)
         return value
 
@@ -473,7 +568,7 @@ class Binder:
         return words | {"logits"} if "hidden_states" in words else words
 
 
-_SWITCHES = frozenset(("scale_rewards", *aliases.CHOICES))
+_SWITCHES = frozenset(("scale_rewards", "generation_prompt", *aliases.CHOICES))
 """Settings that are no numbers."""
 
 

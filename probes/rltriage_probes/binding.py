@@ -8,6 +8,7 @@ with the manifest lines that would bind it.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from rltriage_probes.invoke import NotReached
 from rltriage_probes.loading import Loaded
 from rltriage_probes.model import CallFailed, Role
 from rltriage_probes.reports import BindingFailed
-from rltriage_probes.selfs import NOTHING
+from rltriage_probes.selfs import LEARNING_ROLES, NOTHING
 
 __all__ = ["BindingFailed", "Bound", "bind"]
 
@@ -84,6 +85,8 @@ def _in_some_mode(loaded: Loaded, target: Target, outer: Binder | None = None) -
 
 def _list_modes(loaded: Loaded, role: Role, explicit: Mapping[str, str]) -> tuple[bool | None, ...]:
     """Whether texts are handed over as lists (True) or one by one; both where the source leaves it open."""
+    if role.name in ("sft_labels", "chat_tokens"):
+        return (True, False) if _of_many(loaded, explicit) else (False, True)
     if role.name != "reward":
         return (None,)
     said = set(explicit.values())
@@ -95,25 +98,58 @@ def _list_modes(loaded: Loaded, role: Role, explicit: Mapping[str, str]) -> tupl
     return (True, False) if score >= 0 else (False, True)
 
 
-def _plurality(loaded: Loaded) -> int:
-    """How much the main text parameter looks like a list."""
+_MANY = frozenset("examples batch samples features rows records instances conversations chats prompts dialogues".split())
+
+
+def _of_many(loaded: Loaded, explicit: Mapping[str, str]) -> bool:
+    """Whether a function of conversations looks as if it took several: records in a list, columns of a batch."""
+    said = set(explicit.values())
+    if said:
+        return bool(said & {"conversations", "prompts", "completions", "texts"})
     facts = source.analyse(loaded.node, loaded.helpers)
-    annotations = {a.arg: (source.ast.unparse(a.annotation) if a.annotation else "") for a in loaded.node.args.args}
+    a = loaded.node.args
+    for x in (*a.posonlyargs, *a.args, *a.kwonlyargs):
+        annotation = source.ast.unparse(x.annotation) if x.annotation else ""
+        if x.arg in _MANY or re.search(r"(list|sequence|iterable)\[(list|sequence)\[dict", annotation, re.I):
+            return True
+        for path in facts.reads.get(x.arg, {}):
+            kinds = [step[0] for step in path]
+            keys = [i for i, kind in enumerate(kinds) if kind == "key"]
+            name = path[keys[0]][1] if keys else ""
+            if keys and "each" in kinds[: keys[0]] and (name not in ("role", "content") or kinds.count("each") > 1):
+                return x.arg not in ("messages", "conversation", "chat", "history", "turns", "dialogue", "msgs")
+    return False
+
+
+def _plurality(loaded: Loaded) -> int:
+    """How much the main text input, a parameter or an entry of one, looks like a list."""
+    facts = source.analyse(loaded.node, loaded.helpers)
+    a = loaded.node.args
+    annotations = {
+        x.arg: source.ast.unparse(x.annotation) for x in (*a.posonlyargs, *a.args, *a.kwonlyargs) if x.annotation
+    }
     score = 0
-    for name in source.parameter_names(loaded.node):
-        match = aliases.resolve(name, "reward", ("completions", "completion"))
-        if match is None:
-            continue
-        signs = facts.signs.get(name, set())
-        plain = aliases.snake(name)
-        score += 2 if plain.endswith("s") or match.word == "completions" else -2
-        score += (
-            3 if annotations[name].lower().startswith(("list", "sequence", "typing.list", "tuple", "iterable")) else 0
-        )
-        score -= 5 if annotations[name] in ("str", "Optional[str]", "str | None") else 0
-        score += 1 if "iterated" in signs or "len" in signs else 0
-        score -= 3 if signs & {".strip", ".split", ".lower", ".find", ".startswith", ".rfind", ".partition"} else 0
+    for root in source.parameter_names(loaded.node):
+        entries = [p for p in facts.reads.get(root, {}) if p and p[-1][1]]
+        places = [(root, root), *((p[-1][1], source.render(root, p)) for p in entries)]
+        for name, shown in places:
+            match = aliases.resolve(name, "reward", ("completions", "completion"))
+            if match is not None:
+                signs, annotation = facts.signs.get(shown, set()), annotations.get(shown, "")
+                score += _counted(name, match.word, signs, annotation)
     return score
+
+
+def _counted(name: str, word: str, signs: set[str], annotation: str) -> int:
+    """Points for a list of texts, from a place's name, from what is done with it and from its annotation."""
+    score = 2 if aliases.snake(name).endswith("s") or word == "completions" else -2
+    score += 3 if annotation.lower().startswith(("list", "sequence", "typing.list", "tuple", "iterable")) else 0
+    score -= 5 if annotation in ("str", "Optional[str]", "str | None") else 0
+    score += 1 if "iterated" in signs or "len" in signs else 0
+    return score - (3 if signs & _OF_ONE_TEXT else 0)
+
+
+_OF_ONE_TEXT = frozenset((".strip", ".split", ".lower", ".find", ".startswith", ".rfind", ".partition", ".replace"))
 
 
 def _bound(b: Binder) -> Bound:
@@ -125,6 +161,10 @@ def _bound(b: Binder) -> Bound:
         _refuse_whole_vocabulary(b)
     if b.plan.open:
         raise BindingFailed(reports.open_reason(b), reports.report_open(b, b.plan.open))
+    if b.role.name in LEARNING_ROLES:
+        from rltriage_probes import learning
+
+        return learning.settle(b)
     missing = [group for group in b.role.needs if not set(group) & b.reachable()]
     if missing:
         words = " or ".join(missing[0])
@@ -136,7 +176,9 @@ def _bound(b: Binder) -> Bound:
 
 
 def _refuse_whole_vocabulary(b: Binder) -> None:
-    """A KL of two distributions is no estimator over sampled tokens."""
+    """A KL of two distributions is no estimator over sampled tokens; it takes the logits of both models."""
+    if {"logits", "ref_logits"} <= {w.word for w in b.plan.words()}:
+        return
     logits = [p for p in b.plan.open if "logit" in p.lower()] + [w.path for w in b.plan.words() if w.word == "logits"]
     if logits:
         raise BindingFailed(
@@ -218,6 +260,8 @@ def _demote(
     b: Binder, loser: WordSource, sources: dict[str, Source], parameters: Mapping[str, inspect.Parameter]
 ) -> None:
     other = {"clip": "eps", "token_rewards": "", "values": "old_values"}.get(loser.word, "")
+    if b.role.name == "extract_answer" and loser.word == "completion":
+        other = "answer"  # of two texts the second one is what it is compared with
     p = parameters.get(loser.path)
     if other and other in b.takes and other not in {s.word for s in sources.values() if isinstance(s, WordSource)}:
         loser.word, loser.form = other, None

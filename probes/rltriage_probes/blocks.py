@@ -30,19 +30,29 @@ def load_block(root: Path, target: TargetSpec) -> Loaded:
         raise LoadFailed(f"{path.name} can't be read as Python: {e}", "Fix the file, then run again.") from None
     lines = text.splitlines()
     first, last = _lines_of(tree, inside, len(lines), path)
-    start = _statement(tree, _line(lines, block.start, first, last))[0]
-    stop = _statement(tree, _line(lines, block.stop, start, last))[1]
-    body = _parse(lines, start, stop, path)
+    start = _edge(tree, block.start, _line(lines, block.start, first, last), 0)
+    stop = _edge(tree, block.stop, _line(lines, block.stop, start, last), 1)
+    body = _parse(tree, lines, start, stop, path)
     module_names = {n for s in tree.body for n in loading.bound_names(s)}
     free = _free_names(body, module_names)
     unknown = sorted({source.parse_path(name)[0] for name in block.inputs} - free - module_names)
     if unknown:
-        raise LoadFailed(f"the block does not read {', '.join(unknown)}", f"It reads {', '.join(sorted(free))}.")
+        raise LoadFailed(
+            f"lines {start} to {stop} do not read {', '.join(unknown)}",
+            f"They read {', '.join(sorted(free)) or 'nothing from outside'}; those are the names that inputs may have.",
+        )
+    _check_output(block.output, body, free, module_names)
     node = _function(body, sorted(free), block.output, start)
     needed = sorted(_read_names(body) & module_names)
     place = loading.place_of_file(root, path, "|".join(needed) or "_", module)
     namespace, _, rung, stand_ins = loading.enter(root, place, tree, lambda names: None)
-    code = compile(ast.fix_missing_locations(ast.Module(body=[node], type_ignores=[])), str(path), "exec")
+    try:
+        code = compile(ast.fix_missing_locations(ast.Module(body=[node], type_ignores=[])), str(path), "exec")
+    except SyntaxError as e:
+        raise LoadFailed(
+            f"lines {start} to {stop} of {path.name} can't stand alone: {e.msg} (line {e.lineno})",
+            "Leave break, continue, yield and await of an enclosing statement out, or take the whole statement.",
+        ) from None
     scope: dict[str, Any] = dict(namespace)
     exec(code, scope)  # noqa: S102  the user's own lines
     if stand_ins is not None:
@@ -102,6 +112,17 @@ def _line(lines: list[str], bound: str, first: int, last: int) -> int:
     raise LoadFailed(f"no line from {first} to {last} contains {bound!r}", "Give text that stands there.")
 
 
+def _edge(tree: ast.Module, bound: str, line: int, side: int) -> int:
+    """First (side 0) or last line of the statement at a line. A number has to name that line itself."""
+    around = _statement(tree, line)
+    if bound.strip().isdigit() and around[side] != line:
+        raise LoadFailed(
+            f"line {line} lies inside the statement of lines {around[0]} to {around[1]}",
+            f"{'Start with' if side == 0 else 'End with'} L{around[side]}.",
+        )
+    return around[side]
+
+
 def _statement(tree: ast.Module, line: int) -> tuple[int, int]:
     """First and last line of the statement at a line; of one that holds others only its own line."""
     for node in ast.walk(tree):
@@ -110,7 +131,7 @@ def _statement(tree: ast.Module, line: int) -> tuple[int, int]:
     return line, line
 
 
-def _parse(lines: list[str], start: int, stop: int, path: Path) -> list[ast.stmt]:
+def _parse(tree: ast.Module, lines: list[str], start: int, stop: int, path: Path) -> list[ast.stmt]:
     if stop < start:
         raise LoadFailed(f"the block ends (line {stop}) before it starts (line {start})", "Swap the bounds.")
     piece = textwrap.dedent("\n".join(lines[start - 1 : stop]))
@@ -118,11 +139,68 @@ def _parse(lines: list[str], start: int, stop: int, path: Path) -> list[ast.stmt
         module = ast.parse(piece)
     except SyntaxError as e:
         raise LoadFailed(
-            f"lines {start} to {stop} of {path.name} are no whole statements: {e.msg}",
-            "Start and end the block at the same indentation.",
+            f"lines {start} to {stop} of {path.name} are no whole statements: {_said(e)}", _whole(tree, start, stop)
         ) from None
+    if not module.body:
+        raise LoadFailed(f"lines {start} to {stop} of {path.name} hold no statement", "Take lines that compute.")
     ast.increment_lineno(module, start - 1)
     return module.body
+
+
+def _said(e: SyntaxError) -> str:
+    """The message, without the numbers of lines, which count from the first of the piece."""
+    return re.sub(r" (?:on|at|from) line \d+", "", e.msg)
+
+
+def _whole(tree: ast.Module, start: int, stop: int) -> str:
+    """What to do about lines that cut a statement in two: the nearest lines that are whole."""
+    cut = [
+        n
+        for n in ast.walk(tree)
+        if isinstance(n, ast.stmt)
+        and hasattr(n, "body")
+        and not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        and ((n.lineno < start <= (n.end_lineno or 0) < stop) or (start <= n.lineno <= stop < (n.end_lineno or 0)))
+    ]
+    if not cut:
+        return "Start and end the block at the same indentation."
+    low, high = min(start, *(n.lineno for n in cut)), max(stop, *(n.end_lineno or 0 for n in cut))
+    return f"They cut a statement in two; whole are lines L{low}-L{high}, or lines inside of it alone."
+
+
+def _check_output(output: str, body: list[ast.stmt], free: set[str], module_names: set[str]) -> None:
+    """Raises `LoadFailed` where the result is not said, or reads a name that is nowhere."""
+    assigned = _assigned(body)
+    if not output:
+        last = body[-1]
+        if not isinstance(last, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)):
+            said = f"They compute {', '.join(assigned[-8:])}" if assigned else "They assign nothing"
+            example = assigned[-1] if assigned else "<expression>"
+            raise LoadFailed("it is not said which value of these lines is the result", f'{said}; add output = "{example}".')
+        return
+    try:
+        wanted = _read_names([ast.parse(output).body[0]])
+    except (SyntaxError, IndexError):
+        return  # said where the function is made
+    own = {n.id for n in ast.walk(ast.parse(output)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    nowhere = sorted(wanted - own - set(assigned) - free - module_names - set(dir(builtins)))
+    if nowhere:
+        raise LoadFailed(
+            f"the output {output!r} reads {', '.join(nowhere)}, which these lines do not compute",
+            f"They compute {', '.join(assigned[-8:]) or 'nothing'}.",
+        )
+
+
+def _assigned(body: list[ast.stmt]) -> list[str]:
+    """Names that the lines assign, in the order in which they first do."""
+    found = [
+        n.id
+        for s in body
+        for n in sorted(
+            (x for x in ast.walk(s) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)), key=lambda x: x.lineno
+        )
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _function(body: list[ast.stmt], names: list[str], output: str, line: int) -> ast.FunctionDef:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rltriage_probes import aliases, invoke, reports
+from rltriage_probes import aliases, invoke, reports, traces, trajectories
 from rltriage_probes.contract import BindingReport
 from rltriage_probes.filling import SCALARS, WordSource
 from rltriage_probes.forms import DERIVED, ROW_WORDS, SAMPLE_WORDS, Call, Form, Layout, Missing, Mode, forms_for
@@ -16,6 +17,15 @@ from rltriage_probes.selfs import Box
 
 if TYPE_CHECKING:
     from rltriage_probes.binder import Binder
+    from rltriage_probes.loading import Loaded
+
+
+class Tap(Protocol):
+    """Sees what the user's function itself is given and gives."""
+
+    def called(self, positional: Sequence[Any], keywords: Mapping[str, Any]) -> None: ...
+
+    def returned(self, result: Any) -> None: ...
 
 
 class Bound:
@@ -39,7 +49,7 @@ class Bound:
         self._sources = list(binder.plan.words())
         have = {w.word for w in self._sources}
         self._dense = (
-            self._role.name in ("policy_loss", "kl")
+            self._role.name in ("policy_loss", "kl", "aggregate", "importance_weights")
             and not have & {"completion_mask", "attention_mask"}
             and (layout in ("packed", "ragged") or "lengths" in have)
         )
@@ -49,10 +59,30 @@ class Bound:
         """How often each completion is handed over where one gold answer serves a whole group."""
         self._returns = ""
         self._part: int | None = None
+        self._chosen: dict[str, Any] = {}
         self._no_grad = layout == "arrays"
+        self.tap: Tap | None = None
+        """Told of each call while a reproduction is made."""
         self.report = BindingReport()
         self.names: frozenset[str] = frozenset()
         self.settings: Mapping[str, Any] = {}
+
+    @property
+    def loaded(self) -> Loaded:
+        return self._binder.loaded
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Helpers of the function whose result the cases give."""
+        return tuple(self._binder.seams)
+
+    def constructor(self) -> dict[str, Any] | None:
+        """Arguments with which the user's own constructor makes `self`; None where a stand-in is one."""
+        b = self._binder
+        if self._make_self is None or len(b.plan.selfs) < 2 or self._make_self is not b.plan.selfs[0]:
+            return None
+        call = b.current or Call(dict(b.example.inputs))
+        return {s.path.removeprefix("self."): s.give(call) for s in b.plan.self_source}
 
     # The protocol
 
@@ -63,15 +93,39 @@ class Bound:
             value = self._value(values)
         except CallFailed as e:
             if not roots or not self._scores_in_numpy(e):
+                traces.asked(inputs, raw=False, wrt=wrt, error=e.error)
                 raise
             self._no_grad = True
             return self.call(inputs, (), dtype)
         mutated = tuple(k for k, n in versions.items() if values[k]._version != n)  # noqa: SLF001
-        return invoke.observe(value, roots, dtype, mutated, self._root, self._file)
+        got = invoke.observe(
+            value, roots, dtype, mutated, self._root, self._file, keep_graph=self.tap is not None
+        )  # fmt: skip
+        traces.asked(inputs, raw=False, wrt=wrt, value=got.value)
+        return got
 
     def call_raw(self, inputs: Mapping[str, Any]) -> Any:
         values, _ = invoke.leaves(inputs, (), "float32")
-        return self._run(Call(values, self._layout))
+        try:
+            result = self._run(Call(values, self._layout))
+        except CallFailed as e:
+            traces.asked(inputs, raw=True, error=e.error)
+            raise
+        traces.asked(inputs, raw=True, value=result)
+        return result
+
+    def _drained(self, result: Any, call: Call) -> Any:
+        """What a generator yields: one entry a sample, or the pieces of one text."""
+        parts: list[Any] = invoke.guarded(lambda: list(result), self._root, self._file)
+        if len(parts) == call.samples() > 1 or not all(isinstance(p, str) for p in parts):
+            return parts
+        return "".join(parts)
+
+    def variant(self, keywords: Mapping[str, Any]) -> Bound:
+        """The same function with other values for parameters that stay at their defaults."""
+        other = copy.copy(self)
+        other._chosen = dict(keywords)
+        return other
 
     # Inside
 
@@ -83,6 +137,10 @@ class Bound:
         order = _kept_first(values) if self._dense else None
         call = Call(values if order is None else _compacted(values, order), self._layout)
         result = self._run(call)
+        if self._role.returns == "estimates":
+            estimates = trajectories.read(result, self._binder.facts.returned, call, self._layout, self._mode)
+            self._last, self._where = estimates.says, "the result"
+            return estimates.value
         part = self._extract(result, call)
         try:
             got = invoke.canonical(
@@ -165,19 +223,28 @@ class Bound:
                 if p.default is not p.empty and s.fallback is p.default:
                     continue  # left at the user's own default
             keywords[name] = s.give(call)
+        keywords.update(self._chosen)
         if self._make_self is not None:
             maker = self._make_self
             me = invoke.guarded(lambda: maker(call), self._root, self._file)
             positional.insert(0, me)
+        if self.tap is not None:
+            self.tap.called(positional, keywords)
         function = self._function
         result = invoke.guarded(lambda: function(*positional, **keywords), self._root, self._file)
         if inspect.iscoroutine(result):
             result = invoke.awaited(result, self._root, self._file)
+        elif inspect.isgenerator(result):
+            result = self._drained(result, call)
         if self._stand_ins is not None:
             self._stand_ins.check()
-        if result is None:
+        if self._role.name in trajectories.WRITERS:
+            result = trajectories.written(result, [*positional, *keywords.values()], call, self._role.name)
+        if result is None and self._role.name != "extract_answer":  # which says so where there is no answer
             changed = [v for v in keywords.values() if isinstance(v, (Box, list))]
             result = changed[0] if changed else None
+        if self.tap is not None:
+            self.tap.returned(result)
         return result
 
     def describe(self) -> str:
@@ -189,6 +256,9 @@ class Bound:
         inputs = self._binder.example.inputs
         if self._role.returns in ("text", "number", "raw"):
             result = self.call_raw(inputs)
+            refused = self._role.refuses(result, inputs)
+            if refused:
+                raise WrongShape(refused)
             self._last = _judge_text(result, self._role.returns, self._sources, inputs)
             self._where = "the result"
             return
@@ -350,6 +420,10 @@ def _used_by(form: Form, inputs: Mapping[str, Any]) -> set[str]:
         wanted = {"group_size"} if "group_size" in inputs else {"group_ids"}
     elif "one per group" in form.name:
         wanted = {"group_ids"}
+    elif "T + 1" in form.name:
+        wanted = {"last_value"}
+    elif "P + T" in form.name:
+        wanted = {"prompt_values", "prompt_length"}
     elif "columns of" in form.name:
         wanted = {"prompt_length"}
     elif "completion's ids" in form.name:

@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rltriage_probes import binding, loading, registry
+from rltriage_probes import binding, loading, registry, traces
 from rltriage_probes.contract import (
     ROLE_STAGES,
+    Agrees,
     BindingReport,
     Check,
     CheckRequest,
@@ -70,7 +71,7 @@ def _checks(request: CheckRequest, progress: Progress) -> tuple[list[Check], Loa
     try:
         _pin_dtype()
         bind = {**(spec.block.inputs if spec.block else {}), **spec.bind}
-        bound = binding.bind(loaded, role, bind, spec.settings, request.intent, spec.name)
+        bound = (role.bind or binding.bind)(loaded, role, bind, spec.settings, request.intent, spec.name)
     except binding.BindingFailed as e:
         do = f"Bind it in the manifest:\n{e.report.example}" if e.report.example else "Name a function that returns it."
         return [_single(role.name, role.asks, NotRun(reason=e.reason, do=do))], loaded.report, e.report
@@ -80,9 +81,20 @@ def _checks(request: CheckRequest, progress: Progress) -> tuple[list[Check], Loa
         bound=bound, intent=request.intent, loaded=loaded.report, source=loaded.source, doc=loaded.doc,
         literals=loaded.literals, file=str(loaded.path), namespace=loaded.namespace, progress=progress,
     )  # fmt: skip
-    checks = list(_run(role, subject))
+    with traces.listening() as trace:
+        checks = list(_run(role, subject))
+    checks = _reproduced(checks, subject, trace)
     doubtful = _taken_twice(bound.report)
     return [_softened(c) for c in checks] if doubtful else checks, loaded.report, bound.report
+
+
+def _reproduced(checks: list[Check], subject: Subject, trace: traces.Trace) -> list[Check]:
+    """The checks, each finding with its reproduction. After all of them, since a call may leave something behind."""
+    if all(isinstance(c.outcome, (Agrees, NotRun)) for c in checks):
+        return checks
+    from rltriage_probes import reproduction
+
+    return [reproduction.added(c, subject, trace) for c in checks]
 
 
 def _pin_dtype() -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from rltriage_probes import aliases, source
 from rltriage_probes.filling import SCALARS, FixedSource, MadeSource, Source, WordSource, as_class, evaluate, fill, walk
-from rltriage_probes.forms import Call, Missing
+from rltriage_probes.forms import Call, Missing, micro_batches
 from rltriage_probes.invoke import NotReached
-from rltriage_probes.selfs import NOTHING, Box, ConfigBox, default_config, is_config
+from rltriage_probes.selfs import LEARNING_ROLES, NOTHING, Box, ConfigBox, default_config, is_config
 from rltriage_probes.source import Path, Step
 from rltriage_probes.vocabulary import WORDS
 
@@ -23,11 +23,29 @@ if TYPE_CHECKING:
 def record_keys(b: Binder, root: str, path: Path) -> list[Path]:
     """Paths behind this place that name an entry of a container."""
     out: list[Path] = []
-    for full in b.facts.reads.get(root, {}):
+    for full in list(b.facts.reads.get(root, {})):
         behind = full[len(path) :]
         if full[: len(path)] == path and behind and _names_entry(behind):
             out.append(full)
-    return out
+    return _as_a_whole(b, root, path, out) if b.role.name in ("sft_labels", "chat_tokens") else out
+
+
+_WHOLE = frozenset(("messages", "conversations", "answer_spans"))
+"""Words whose parts are no entries of their own."""
+
+
+def _as_a_whole(b: Binder, root: str, path: Path, found: Sequence[Path]) -> list[Path]:
+    """The paths, cut behind an entry that is handed over in one piece; none where the place itself is one."""
+    name = path[-1][1] if path else root
+    if name and b.meaning(root, name, path, "", NOTHING)[0] in _WHOLE:
+        return []
+    out: dict[Path, None] = {}
+    for full in found:
+        ends = (n for n in range(len(path) + 1, len(full) + 1) if full[n - 1][1])
+        end = next((n for n in ends if b.meaning(root, full[n - 1][1], full[:n], "", NOTHING)[0] in _WHOLE), len(full))
+        b.facts.reads[root].setdefault(full[:end], b.facts.reads[root][full])
+        out[full[:end]] = None
+    return list(out)
 
 
 def _names_entry(behind: Path) -> bool:
@@ -38,6 +56,8 @@ def _names_entry(behind: Path) -> bool:
 def is_container(b: Binder, root: str, path: Path) -> bool:
     keys = record_keys(b, root, path)
     named = (path[-1][1] if path else root).lower()
+    if b.role.name == "reward" and named in aliases.WHOLE_GOLDS:
+        return False
     return any(not b.facts.reads[root][k].tested for k in keys) or bool(
         keys and named in aliases.CONTAINER_NAMES | aliases.CONFIG_NAMES
     )
@@ -50,6 +70,8 @@ def container(b: Binder, root: str, name: str, path: Path, annotation: str, defa
         return own
     configured = is_config(name, annotation)
     keys = record_keys(b, root, path)
+    objects = [k for k in keys if _holds_object(b, root, k)]
+    keys = [k for k in keys if not any(k != o and k[: len(o)] == o for o in objects)]
     leaves = [k for k in keys if not any(o != k and o[: len(k)] == k for o in keys)]
     rows = all(k[len(path)][0] == "each" for k in leaves)
     filled: list[tuple[Path, Source]] = []
@@ -73,10 +95,20 @@ def container(b: Binder, root: str, name: str, path: Path, annotation: str, defa
     if not filled and default is not NOTHING and not b.generous:
         return None
     inner = [s for _, s in filled]
+    each = [(p, s) for p, s in filled if p[0][0] == "each"]
+    if each and not rows and b.role.name == "reward":
+        whole = [(p, s) for p, s in filled if p[0][0] != "each"]
+        return MadeSource(path=shown, build=lambda call: _both(b, shown, whole, each, call), inner=inner)
     cls = _class(b, annotation)
     if rows:
         return MadeSource(path=shown, build=lambda call: _rows(b, shown, filled, call), inner=inner)
     return MadeSource(path=shown, build=lambda call: _box(b, shown, filled, call, cls), inner=inner)
+
+
+def _holds_object(b: Binder, root: str, path: Path) -> bool:
+    """Whether an entry is a tokenizer or a model as a whole, whatever is read from it."""
+    entry = path[-1][1]
+    return bool(entry) and b.meaning(root, entry, path, "", NOTHING)[0] in ("tokenizer", "model")
 
 
 def _gold_entry(b: Binder, root: str, name: str, path: Path, entry: str, full: Path) -> Source | None:
@@ -123,7 +155,7 @@ def place_entry(b: Binder, root: str, entry: str, full: Path) -> Source | None:
 
 def _rows(b: Binder, shown: str, filled: Sequence[tuple[Path, Source]], call: Call) -> list[Any]:
     columns = [(path, s.give(call)) for path, s in filled]
-    n = call.samples()
+    n = len(micro_batches(call.samples())) if call.layout == "micro" else call.samples()
     out: list[Any] = []
     golds = bool(filled) and all(isinstance(s, WordSource) and s.word in _GOLDS for _, s in filled)
     for i in range(n):
@@ -138,6 +170,33 @@ def _rows(b: Binder, shown: str, filled: Sequence[tuple[Path, Source]], call: Ca
             fill(box, path[1:], value, shown)
         out.append(box)
     return out
+
+
+class _Batch(Box):
+    """A batch that is read as a whole and row by row, as verl's `DataProto`."""
+
+    def __len__(self) -> int:
+        return len(self.__dict__["_items"])
+
+    def __iter__(self) -> Any:
+        return iter(self.__dict__["_items"])
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.__dict__["_items"][key] if isinstance(key, (int, slice)) else super().__getitem__(key)
+
+
+def _both(
+    b: Binder,
+    shown: str,
+    whole: Sequence[tuple[Path, Source]],
+    each: Sequence[tuple[Path, Source]],
+    call: Call,
+) -> Any:
+    batch = _Batch(shown, b.look_up)
+    batch.__dict__["_items"] = _rows(b, shown, each, call)
+    for path, s in whole:
+        fill(batch, path, s.give(call), shown)
+    return batch
 
 
 class _NoTensor(NotReached, AttributeError):
@@ -308,6 +367,9 @@ def known_entry(b: Binder, root: str, entry: str, path: Path) -> Any:
         return NOTHING
     if word in aliases.CHOICES:
         return aliases.spelled(word, b.settings[word], b.facts.compared(root, full)) if word in b.settings else NOTHING
+    if b.role.name in LEARNING_ROLES and b.current is not None and word in b.current.inputs:
+        b.dynamic.add(word)
+        return b.current.inputs[word]
     value, how = b.scalar(word, NOTHING, generous=False)
     return value if how in ("settings", "intent") else NOTHING
 
@@ -323,6 +385,11 @@ def read_known(b: Binder, made: Any, root: str, base: Path) -> None:
             b.attributes[source.render(root, path)] = (word, value)
             b.known[word] = aliases.canonical_choice(word, value)
             b.hows[word] = "attribute"
+
+
+def class_named(b: Binder, annotation: str) -> type | None:
+    """The user's class that an annotation names."""
+    return _class(b, annotation)
 
 
 def _class(b: Binder, annotation: str) -> type | None:

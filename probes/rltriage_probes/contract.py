@@ -196,6 +196,26 @@ CONCLUSIVE = ("agrees", "known_bug", "violates", "diverges")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """A finding as a short program: the smallest input found on which the user's function is not what is expected.
+
+    The program needs the user's file and torch alone, runs in the project's folder and prints `actual` last; where two
+    calls ought to give the same it prints both numbers. It was run once, with the function as it was loaded here.
+    """
+
+    code: str
+    """Empty where none can be written."""
+    actual: Number | str
+    """What the function gives: a number, a text, or the exception that it raises."""
+    expected: Number | str
+    """The number that it ought to give; the question that its answer fails where no number does."""
+    inputs: int = 0
+    """Numbers and texts that are handed over."""
+    why_not: str = ""
+    """Why there is no program."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """One question put to a target, and the answer."""
 
@@ -203,6 +223,8 @@ class Check:
     """Dotted id: `advantages.formula`, `reward.order`, ..."""
     asks: str
     outcome: Outcome
+    reproduction: Reproduction | None = None
+    """Of a finding; None of what is no finding."""
 
 
 # How the user's function was reached
@@ -339,6 +361,16 @@ class LocateRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DescribeRequest:
+    """Say what functions of these roles take and give (`rltriage adapter`)."""
+
+    id: int
+    roles: tuple[str, ...] = ()
+    """Empty: all of them."""
+    op: Literal["describe"] = "describe"
+
+
+@dataclass(frozen=True, kw_only=True)
 class InspectRequest:
     """Python, torch, devices and versions that the worker sees (`rltriage doctor`)."""
 
@@ -354,7 +386,7 @@ class CancelRequest:
     op: Literal["cancel"] = "cancel"
 
 
-Request = CheckRequest | DiscoverRequest | LocateRequest | InspectRequest | CancelRequest
+Request = CheckRequest | DiscoverRequest | LocateRequest | DescribeRequest | InspectRequest | CancelRequest
 
 
 # Replies: worker -> server
@@ -419,11 +451,43 @@ class Discovered:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Input:
+    """A word that functions of a role may take under that name."""
+
+    name: str
+    kind: str
+    """tensor, scalar, text or object."""
+    shape: str
+    says: str
+    needed: bool
+    """Whether it is the first of those of which a function needs one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleDescription:
+    """The canonical signature of a role: what an adapter takes and gives."""
+
+    name: str
+    stage: Stage
+    asks: str
+    returns: str
+    inputs: tuple[Input, ...]
+    """Needed ones first, then the most telling."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Located:
     id: int
     packages: dict[str, LoadReport]
     """Only those that were found; `line` is 0."""
     op: Literal["located"] = "located"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    id: int
+    roles: tuple[RoleDescription, ...]
+    op: Literal["described"] = "described"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,7 +518,7 @@ class Failed:
     op: Literal["failed"] = "failed"
 
 
-Reply = Hello | Progress | Checked | Discovered | Located | Inspected | Failed
+Reply = Hello | Progress | Checked | Discovered | Located | Described | Inspected | Failed
 
 
 # JSON

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rltriage_probes import invoke, reports, source
-from rltriage_probes.filling import Source
+from rltriage_probes.filling import Source, WordSource
 from rltriage_probes.forms import Call, Missing
 from rltriage_probes.invoke import NotReached
 from rltriage_probes.loading import Loaded
@@ -53,13 +53,17 @@ def unfold(b: Binder) -> Loaded | None:
         reason = f"{b.loaded.qualname} makes the function, and nothing is known of its settings {', '.join(opened)}"
         raise BindingFailed(reason, reports.report_open(b, opened, PLAIN_VALUE))
     call = Call(dict(b.example.inputs))
+    given: dict[str, Any] = {}
     try:
-        made = invoke.guarded(
-            lambda: b.loaded.function(**{k: s.give(call) for k, s in sources.items()}), b.loaded.root, b.loaded.path
-        )
+        given = {k: s.give(call) for k, s in sources.items()}
+        made = invoke.guarded(lambda: b.loaded.function(**given), b.loaded.root, b.loaded.path)
     except (CallFailed, NotReached, Missing):
         return None
-    return _as_loaded(made, b.loaded) if callable(made) else None
+    for k, s in sources.items():
+        if isinstance(s, WordSource) and s.word in b.example.inputs and isinstance(given[k], (int, float)):
+            b.known[s.word] = given[k]
+    found = _as_loaded(made, b.loaded) if callable(made) else None
+    return None if found is None else dataclasses.replace(found, made_with=given)
 
 
 def _as_loaded(made: Callable[..., Any], outer: Loaded) -> Loaded | None:

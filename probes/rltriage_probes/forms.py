@@ -9,27 +9,45 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Layout = Literal["padded", "ragged", "packed", "arrays"]
-"""How rows of unequal length are handed over; `arrays` is `padded` in numpy."""
+Layout = Literal[
+    "padded", "ragged", "packed", "arrays", "micro",
+    "time first", "alone", "lists alone", "arrays time first", "arrays alone",
+]  # fmt: skip
+"""How rows of unequal length are handed over; `arrays` is `padded` in numpy, `micro` a list of micro-batches,
+`time first` is [T, B], `alone` one row a call.
+"""
 Mode = Literal["batch", "per group", "per row"]
 
 ROW_WORDS = frozenset(
     "logits hidden_states token_ids labels attention_mask completion_mask logprobs old_logprobs ref_logprobs "
     "rollout_logprobs ratio log_ratio negative_log_ratio entropies advantages token_rewards values old_values "
-    "returns".split()
+    "returns token_losses second_mask ref_logits token_weights next_values dones token_kl".split()
 )
 """Words with one row a sequence."""
 SAMPLE_WORDS = ROW_WORDS | frozenset(
     "rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts "
-    "operand_lists prompt_ids".split()
+    "operand_lists prompt_ids is_truncated kept_rows last_value last_done last_index prompt_values "
+    "sample_ids prompt_id_lists completion_id_lists label_lists mask_lists prompt_lengths answer_spans conversations "
+    "attention_lists sample_lengths".split()
 )
 """Words with one entry a sample."""
-MASKS = frozenset(("attention_mask", "completion_mask", "is_last_step"))
+PAIR_WORDS = frozenset(
+    "chosen_logprobs rejected_logprobs ref_chosen_logprobs ref_rejected_logprobs chosen_lengths rejected_lengths "
+    "chosen_rewards rejected_rewards pair_margin chosen_logratios rejected_logratios policy_logratios ref_logratios "
+    "preference_logits chosen_mask rejected_mask chosen_token_logprobs rejected_token_logprobs "
+    "ref_chosen_token_logprobs ref_rejected_token_logprobs chosen_token_rewards rejected_token_rewards "
+    "chosen_labels rejected_labels chosen_logits rejected_logits ref_chosen_logits ref_rejected_logits "
+    "chosen_ids rejected_ids".split()
+)
+"""Words with one entry a pair of answers."""
+SAMPLE_WORDS |= PAIR_WORDS
+MASKS = frozenset(("attention_mask", "completion_mask", "is_last_step", "second_mask"))
 FLOATS = ROW_WORDS - {"token_ids", "labels", "attention_mask"} | {"rewards"}
 SINGLES = {
     "completion": "completions",
@@ -38,6 +56,12 @@ SINGLES = {
     "text": "texts",
     "operands": "operand_lists",
 }
+
+
+def micro_batches(rows: int) -> list[range]:
+    """Rows of each micro-batch, of unequal sizes, where a function gets a list of them."""
+    ends = [0, min(3, rows), min(4, rows), rows]
+    return [range(a, b) for a, b in pairwise(ends) if b > a]
 
 
 class Missing(Exception):
@@ -115,6 +139,7 @@ class Hints:
     name: str = ""
     split: bool = False
     """The function gets prompt and completion in separate arguments."""
+    role: str = ""
     reads_ids: bool = False
     """The function has a tokenizer, so what it calls responses are ids."""
 
@@ -251,12 +276,20 @@ DERIVED: dict[str, tuple[str, ...]] = {
 
 def forms_for(word: str, hints: Hints, layout: Layout) -> tuple[Form, ...]:
     """Forms of a word in the order in which they are tried; the first is the likeliest."""
+    if hints.role in ("gae", "reward_shaping", "value_loss"):
+        from rltriage_probes import trajectories
+
+        own = trajectories.forms(word, hints, layout)
+        if own is not None:
+            return own
     if layout == "arrays":
         return tuple(_in_numpy(f) for f in forms_for(word, hints, "padded"))
     if layout == "ragged" and word in ROW_WORDS and word != "advantages":
         return _ragged(word, hints)
     if layout == "packed" and word in ROW_WORDS and word != "advantages":
         return (_form(word, "packed [sum T]", lambda v, c: _mask_like(word, _pack(v, c), hints)),)
+    if layout == "micro":
+        return _by_micro_batch(word, hints)
     maker = _MAKERS.get(word)
     if maker is not None:
         return maker(hints, layout)
@@ -268,6 +301,22 @@ def forms_for(word: str, hints: Hints, layout: Layout) -> tuple[Form, ...]:
         name = {"logits": "[B, T, V]", "hidden_states": "[B, T, H]"}.get(word, "[B, T]")
         return (_form(word, name, _same),)
     return (_form(word, "", _same),)
+
+
+def _by_micro_batch(word: str, hints: Hints) -> tuple[Form, ...]:
+    """What a function that loops over micro-batches gets: a list with the rows of each."""
+    forms = forms_for(word, hints, "padded")
+    if word not in SAMPLE_WORDS:
+        return forms
+
+    def parts(form: Form) -> Callable[[Any, Call], Any]:
+        def apply(value: Any, call: Call) -> Any:
+            whole = form.apply(value, call)
+            return [whole[rows.start : rows.stop] for rows in micro_batches(len(whole))]
+
+        return apply
+
+    return tuple(_form(word, f"list of micro-batches {f.name}", parts(f)) for f in forms if f.mode == "batch")
 
 
 def _form(word: str, name: str, apply: Callable[[Any, Call], Any], mode: Mode = "batch") -> Form:
@@ -653,11 +702,16 @@ _ONE_A_PROMPT = (
 )
 
 
+def _turns(role: str, value: Any) -> list[Any]:
+    """A text as one turn; a case may give several turns itself."""
+    return value if isinstance(value, list) else [{"role": role, "content": value}]
+
+
 def _texts(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
     def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
         role = "user" if word == "prompts" else "assistant"
         strings = _form(word, "list of str", lambda v, c: list(v))
-        chats = _form(word, "list of message lists", lambda v, c: [[{"role": role, "content": x}] for x in v])
+        chats = _form(word, "list of message lists", lambda v, c: [_turns(role, x) for x in v])
         message = "message" in hints.signs and not hints.takes_both(many=True)
         conversational = hints.says(
             r"message lists?|list of messages|one chat|chats|conversational|list\[list\[dict|list\[dict"
@@ -677,7 +731,7 @@ def _single(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
     def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
         string = _form(word, "str", _same)
         role = "user" if word == "prompt" else "assistant"
-        chat = _form(word, "message list", lambda v, c: [{"role": role, "content": v}])
+        chat = _form(word, "message list", lambda v, c: _turns(role, v))
         if hints.reads_ids and word == "text":
             return (*_token_ids(hints, layout), string)
         if word in ("answer", "text"):
@@ -690,7 +744,8 @@ def _single(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
 def _eos(hints: Hints, layout: Layout) -> tuple[Form, ...]:
     one = _form("eos_token_id", "int", lambda v, c: int(v))
     many = _form("eos_token_id", "list of int", lambda v, c: [int(x) for x in (v if isinstance(v, list) else [v])])
-    plural = hints.name.lower().endswith("s") or hints.says(r"list\[int|list of|tensor")
+    name = re.sub(r"eos$", "", hints.name.lower())
+    plural = name.endswith("s") or hints.says(r"list\[int|list of|tensor")
     return (many, one) if plural else (one, many)
 
 
@@ -729,7 +784,176 @@ def _prompt_length(hints: Hints, layout: Layout) -> tuple[Form, ...]:
     return (*many, *one) if plural or hints.signs & {"iterated", ".tolist"} else (*one, *many)
 
 
+def _row_flags(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
+    """One flag a row: bool, float, a column, a list."""
+
+    def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+        forms = (
+            _form(word, "[B] bool", lambda v, c: v.bool()),
+            _form(word, "[B] float", lambda v, c: v.to(_float_type(c))),
+            _form(word, "[B, 1] bool", lambda v, c: v.bool()[:, None]),
+            _form(word, "[B, 1] float", lambda v, c: v.to(_float_type(c))[:, None]),
+            _form(word, "list of bool", lambda v, c: [bool(x) for x in v]),
+            _form(word, "[B] long", lambda v, c: v.long()),
+        )
+        shape = hints.shape()
+        column = shape is not None and shape[-1] == "1"
+        if hints.says(r"list\[|list of|sequence of"):
+            return _order(forms, "list of bool")
+        if column:
+            return _order(forms, "[B, 1] float" if word == "kept_rows" else "[B, 1] bool")
+        if word == "kept_rows" and not ("inverted" in hints.signs or hints.says(r"\bbool")):
+            return _order(forms, "[B] float")
+        return _order(forms, "[B] float") if hints.says(r"\bfloat") else forms
+
+    return make
+
+
+def _id_lists(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
+    """Ids, labels or masks of samples that differ in length: lists, tensors, one padded tensor, or row by row."""
+    filler = -100 if word == "label_lists" else 0
+
+    def tensors(value: Any, call: Call) -> Any:
+        import torch
+
+        return [torch.tensor(row) for row in value]
+
+    def padded(value: Any, call: Call) -> Any:
+        import torch
+
+        width = max(map(len, value))
+        pad = int(call.inputs.get("pad_token_id", 0)) if word.endswith(("ids", "id_lists")) else filler
+        return torch.tensor([[*row, *[pad] * (width - len(row))] for row in value])
+
+    def first(value: Any, call: Call) -> Any:
+        return list(value[0])
+
+    def row(value: Any, call: Call) -> Any:
+        import torch
+
+        return torch.tensor(value[0])
+
+    def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+        forms = (
+            _form(word, "list of lists", lambda v, c: [list(x) for x in v]),
+            _form(word, "one row, list of int", first, "per row"),
+            _form(word, "list of [T_i]", tensors),
+            _form(word, "padded [B, T]", padded),
+            _form(word, "one row [T]", row, "per row"),
+        )
+        shape = hints.shape()
+        methods = hints.signs & {".clone", ".shape", ".size", ".ne", ".eq", ".masked_fill", ".dim", ".new_full", ".to"}
+        if hints.says(_LISTS_OF_IDS):
+            return forms
+        if hints.says(r"list\[int|list of (token )?ids?\b|list of ints?\b|sequence\[int"):
+            return _order(forms, "one row, list of int")
+        if shape is not None and len(shape) == 2:
+            return _order(forms, "padded [B, T]")
+        if hints.says(r"list\[(torch\.)?tensor|list of (1-?d )?tensors"):
+            return _order(forms, "list of [T_i]")
+        if methods or hints.says(r"tensor"):
+            one = shape is not None and len(shape) == 1
+            return _order(forms, *(("one row [T]",) if one else ("padded [B, T]", "list of [T_i]", "one row [T]")))
+        return forms
+
+    return make
+
+
+def _per_sample(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
+    """One number or one list of spans a sample: all of them, or that of one row."""
+
+    def tensor(value: Any, call: Call) -> Any:
+        import torch
+
+        return torch.tensor(value)
+
+    def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+        every = _form(word, "list", lambda v, c: list(v))
+        one = _form(word, "that of one row", lambda v, c: v[0], "per row")
+        if word == "answer_spans":
+            return (every, one)
+        return (every, one, _form(word, "[B] long", tensor), _form(word, "[1] long", lambda v, c: tensor(v[:1], c), "per row"))
+
+    return make
+
+
+def _chats(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
+    """Conversations as message lists: the case's own objects, so that it shows when they are changed."""
+
+    def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+        return (_form(word, "message list" if word == "messages" else "list of message lists", _same),)
+
+    return make
+
+
+def _answer_scores(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
+    """One number an answer, or one a token of it: `chosen_logprobs` -> `chosen_token_logprobs`."""
+    front, kind = word.rsplit("_", 1)
+    rows = "[2B]" if "pair" in word else "[B]"
+
+    def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+        flat = _form(word, rows, _same)
+        tokens = _form(f"{front}_token_{kind}", f"{rows[:-1]}, T]", _same)
+        column = _form(word, f"{rows[:-1]}, 1]", lambda v, c: v.unsqueeze(-1))
+        scalars = _form(word, "list of 0-d tensors", lambda v, c: list(v.unbind()))
+        shape = hints.shape()
+        by_token = re.search(r"token|\btok\b|per_?pos", hints.name) is not None or "rows" in hints.signs
+        forms = [flat, tokens, column, scalars]
+        if shape is not None and len(shape) == 2:
+            return _order(forms, column.name if shape[-1] == "1" else tokens.name)
+        if shape is not None and len(shape) == 1 and not by_token:
+            return _order(forms, flat.name)
+        if hints.says(r"list\[|list of|sequence of"):
+            return _order(forms, scalars.name)
+        if kind == "rewards" and hints.says(r"squeeze|\.squeeze") and not by_token:
+            return _order(forms, column.name)
+        return _order(forms, tokens.name) if by_token else tuple(forms)
+
+    return make
+
+
+def _answer_lengths(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
+    def make(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+        counts = _form(word, "[2B] long" if "pair" in word else "[B] long", _same)
+        ints = _form(word, "list of int", lambda v, c: [int(n) for n in v])
+        return (ints, counts) if hints.says(r"list\[int|list of") else (counts, ints)
+
+    return make
+
+
+def _answer_mask(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
+    return lambda hints, layout: _mask(word, hints)
+
+
+def _reward_tokens(hints: Hints, layout: Layout) -> tuple[Form, ...]:
+    ids = _form("reward_token_ids", "list of int", lambda v, c: list(v))
+
+    def tensor(value: Any, call: Call) -> Any:
+        import torch
+
+        return torch.tensor(value)
+
+    as_tensor = _form("reward_token_ids", "[2] long", tensor)
+    return (as_tensor, ids) if hints.says(r"tensor") else (ids, as_tensor)
+
+
 _MAKERS: dict[str, Callable[[Hints, Layout], tuple[Form, ...]]] = {
+    **{
+        f"{front}{side}_{kind}": _answer_scores(f"{front}{side}_{kind}")
+        for front in ("", "ref_") for side in ("chosen", "rejected", "pair") for kind in ("logprobs", "rewards")
+    },
+    **{f"{side}_lengths": _answer_lengths(f"{side}_lengths") for side in ("chosen", "rejected", "pair")},
+    **{f"{side}_mask": _answer_mask(f"{side}_mask") for side in ("chosen", "rejected", "pair", "step")},
+    "reward_token_ids": _reward_tokens,
+    **{w: _id_lists(w) for w in ("sample_ids", "prompt_id_lists", "completion_id_lists", "label_lists", "mask_lists")},
+    "attention_lists": _id_lists("attention_lists"),
+    "prompt_lengths": _per_sample("prompt_lengths"),
+    "sample_lengths": _per_sample("sample_lengths"),
+    "answer_spans": _per_sample("answer_spans"),
+    "messages": _chats("messages"),
+    "conversations": _chats("conversations"),
+    "is_truncated": _row_flags("is_truncated"),
+    "kept_rows": _row_flags("kept_rows"),
     "cu_seqlens": _cu_seqlens,
     "lengths": _lengths,
     "token_ids": _token_ids,

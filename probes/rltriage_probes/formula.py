@@ -60,7 +60,7 @@ def judge(subject: Subject, formula: Formula) -> Judged:
     seen: list[Seen] = []
     for case in formula.cases:
         try:
-            seen.append(formula.observe(subject, case))
+            seen.append(probing.repeatable(formula.observe, subject, case))
         except CallFailed as e:
             return Judged(check=probing.raised(formula.probe, formula.asks, case.name, e))
     axes, knobs = formula.axes(seen), formula.knobs(seen)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rltriage_probes.aliases import resolve
 from rltriage_probes.contract import clip_text
-from rltriage_probes.forms import FLOATS, MASKS, Call, Layout, Mode
+from rltriage_probes.forms import FLOATS, MASKS, Call, Layout, Mode, micro_batches
 from rltriage_probes.model import CallFailed, Observation
 
 if TYPE_CHECKING:
@@ -141,14 +141,29 @@ def leaves(inputs: Mapping[str, Any], wrt: Sequence[str], dtype: str) -> tuple[d
 # Results
 
 _TELLING = {
+    "value_loss": (
+        "vf_loss", "value_loss", "critic_loss", "v_loss", "loss_v", "loss", "total_loss", "values_loss", "loss_value",
+    ),
+    "reward_shaping": (
+        "token_level_rewards", "token_rewards", "rewards", "shaped_rewards", "total_rewards", "total_reward", "reward_tensor",
+        "reward", "scores", "score",
+    ),
     "policy_loss": ("loss", "pg_loss", "policy_loss", "actor_loss", "total_loss", "losses"),
     "advantages": ("advantages", "advantage", "adv", "advs"),
     "logprobs": ("logprobs", "log_probs", "logps", "per_token_logps", "token_logprobs", "logp"),
     "entropy": ("entropy", "entropies", "token_entropy"),
     "kl": ("kl", "per_token_kl", "kl_div", "kl_loss"),
+    "aggregate": ("loss", "total_loss", "mean_loss", "policy_loss", "pg_loss", "mean", "value", "result"),
+    "importance_weights": (
+        "weights", "is_weights", "rollout_is_weights", "importance_weights", "tis_weights", "importance_ratio", "weight",
+        "ratio", "is_ratio", "tis", "w",
+    ),
     "completion_mask": ("completion_mask", "mask", "response_mask", "action_mask", "loss_mask"),
+    "sft_loss": ("loss", "sft_loss", "nll_loss", "ce_loss", "nll", "ce", "total_loss", "lm_loss"),
     "reward": ("rewards", "scores", "reward", "score"),
     "decode": ("texts", "text", "completions", "completion", "responses", "response"),
+    "preference_loss": ("loss", "losses", "total_loss", "preference_loss", "dpo_loss", "loss_per_pair", "pair_losses"),
+    "reward_model_loss": ("loss", "losses", "total_loss", "rm_loss", "reward_loss", "ranking_loss", "pair_losses"),
 }
 _RETURNED = {
     "logprobs": "logprobs",
@@ -156,6 +171,11 @@ _RETURNED = {
     "advantages": "advantages",
     "completion_mask": "completion_mask",
 }
+
+
+def telling(role: str) -> tuple[str, ...]:
+    """Names under which a result of that role is usually found, the most telling first."""
+    return _TELLING.get(role, ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +210,7 @@ def extract(
             where = f"{name} element of the returned tuple"
             returned, part = (), None
             continue
-        if _is_record(result):
+        if is_record(result):
             found = _named(result, role)
             if found is None:
                 break
@@ -204,7 +224,7 @@ def _pick(result: tuple[Any, ...], role: str, returned: Sequence[str], echoes: C
     named = _position(role, returned) if len(returned) == len(result) else None
     if named is not None:
         return named
-    if role == "entropy" and not any(returned) and len(result) > 1:
+    if role == "entropy" and len(result) > 1:
         return _entropy_of(result)
     return next((i for i, part in enumerate(result) if not echoes(part)), 0)
 
@@ -230,7 +250,7 @@ def _entropy_of(result: tuple[Any, ...]) -> int:
     return 1 if hasattr(result[1], "shape") and getattr(result[1], "ndim", 0) == getattr(result[0], "ndim", 0) else 0
 
 
-def _is_record(value: Any) -> bool:
+def is_record(value: Any) -> bool:
     if isinstance(value, Mapping):
         return True
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -290,8 +310,16 @@ def canonical(
     if spread is not None:
         return Canonical(value=spread, says="[N], spread over the tokens of each sample")
     value = to_tensor(part, call, layout, returns)
+    if role in ("preference_loss", "reward_model_loss"):
+        return _loss_of_pairs(value)
     rows, columns = _frame(call)
     shape = tuple(value.shape)
+    if role == "aggregate" and layout == "micro" and shape == (len(micro_batches(rows)),):
+        return Canonical(value=value.sum(), says="one number a micro-batch, which are added")
+    if role == "aggregate" and len(shape) == 1 and shape != (rows,) and shape[0] in columns:
+        return Canonical(value=value, says="one value a position [T]")
+    if role == "importance_weights" and shape in ((rows,), (rows, 1)):
+        return Canonical(value=value, says=f"one value a sequence [B{', 1' if len(shape) == 2 else ''}]")
     if returns == "scalar":
         return _scalar(value, shape, rows, columns, layout, call)
     if returns == "per sample":
@@ -299,10 +327,23 @@ def canonical(
     if returns in ("per token", "mask"):
         if role == "logprobs" and shape in ((rows,), (rows, 1)):
             return Canonical(value=value.reshape(-1), says="one value a sequence [B]")
-        if role == "entropy" and shape in ((), (1,), (rows,)):
-            raise WrongShape("one number for all tokens: a mean or sum; the entropy of each token is expected")
+        if role == "entropy" and shape in ((), (1,)):
+            return Canonical(value=value.reshape(()), says="one number for all tokens")
+        if role == "entropy" and shape in ((rows,), (rows, 1)):
+            return Canonical(value=value.reshape(-1), says="one value a sequence [B]")
         return _per_token(value, shape, rows, columns, layout, call)
     return Canonical(value=value, says=_shape(shape))
+
+
+def _loss_of_pairs(value: Tensor) -> Canonical:
+    """A scalar, or one number for each of whatever the function compares."""
+    if value.numel() == 1:
+        return Canonical(value=value.reshape(()), says="scalar")
+    if value.dim() == 2 and value.shape[1] == 1:
+        return Canonical(value=value.squeeze(1), says="one value a pair [B, 1]")
+    if value.dim() != 1 or not value.is_floating_point():
+        raise WrongShape(f"{_shape(value.shape)} where a scalar or one loss a pair is expected")
+    return Canonical(value=value, says=f"one value a pair {_shape(value.shape)}")
 
 
 def _spread_values(part: Any, call: Call) -> Tensor | None:
@@ -429,16 +470,22 @@ def _ragged_width(pieces: Sequence[Tensor], call: Call) -> int:
 
 
 def observe(
-    value: Tensor, roots: Mapping[str, Tensor], dtype: str, mutated: tuple[str, ...], root: Path, file: Path
-) -> Observation:
-    """Detached float64 value and gradients of its (weighted) sum."""
+    value: Tensor, roots: Mapping[str, Tensor], dtype: str, mutated: tuple[str, ...], root: Path, file: Path,
+    *,
+    keep_graph: bool = False,
+) -> Observation:  # fmt: skip
+    """Detached float64 value and gradients of its (weighted) sum; `keep_graph` for who differentiates once more."""
     import torch
 
     grads: dict[str, Any] = {}
     if roots and value.requires_grad:
         out = value if value.dim() == 0 else (value.double() * cotangent(value.shape)).sum()
         names = list(roots)
-        found = guarded(lambda: torch.autograd.grad(out, [roots[n] for n in names], allow_unused=True), root, file)
+        found = guarded(
+            lambda: torch.autograd.grad(out, [roots[n] for n in names], allow_unused=True, retain_graph=keep_graph),
+            root,
+            file,
+        )
         grads = {n: g.detach().double() for n, g in zip(names, found, strict=False) if g is not None}
     shown = str(value.dtype).removeprefix("torch.")
     return Observation(value=value.detach().double().cpu(), grads=grads, dtype=shown, mutated=mutated)

@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 from rltriage_probes import source
 from rltriage_probes.contract import LoadReport, Located, LocateRequest, TargetSpec, clip_text
 from rltriage_probes.invoke import NotReached
+from rltriage_probes.selfs import LEARNING_ROLES
 from rltriage_probes.source import FunctionNode
 
 _T = TypeVar("_T")
@@ -75,6 +76,8 @@ class Loaded:
     literals: tuple[float, ...]
     helpers: dict[str, FunctionNode] = field(default_factory=dict)
     stand_ins: StandIns | None = None
+    made_with: Mapping[str, Any] | None = None
+    """Settings with which a factory was called that made the function."""
 
     def signature(self) -> inspect.Signature:
         try:
@@ -87,6 +90,7 @@ def load(root: str | Path, target: TargetSpec) -> Loaded:
     """The function that `target.ref` names. Raises `LoadFailed`."""
     base = Path(root).resolve()
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    _WITH_MODELS[0] = target.role in LEARNING_ROLES
     if target.block is not None or "#L" in target.ref:
         from rltriage_probes import blocks
 
@@ -158,7 +162,7 @@ def confined(root: Path, name: str) -> Path:
         raise LoadFailed(
             f"there is no file {name} in {root.name or root}", "Give the path relative to the project root."
         )
-    if not (path.is_relative_to(root) or any(path.is_relative_to(p) for p in _installed_roots())):
+    if not (path.is_relative_to(root) or any(path.is_relative_to(p) for p in installed_roots())):
         raise LoadFailed(
             f"{name} lies outside the project root", "Only files of the project and installed packages are loaded."
         )
@@ -166,7 +170,7 @@ def confined(root: Path, name: str) -> Path:
 
 
 @functools.cache
-def _installed_roots() -> tuple[Path, ...]:
+def installed_roots() -> tuple[Path, ...]:
     import site
     import sysconfig
 
@@ -220,7 +224,7 @@ def place_of_file(root: Path, path: Path, qualname: str, module: str = "") -> Pl
 
 
 def _distribution(path: Path, top: str) -> str:
-    if not any(path.is_relative_to(p) for p in _installed_roots()):
+    if not any(path.is_relative_to(p) for p in installed_roots()):
         return ""
     for name in (top, top.replace("_", "-")):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -264,7 +268,7 @@ def _vendored(root: Path, name: str) -> Path | None:
 
 
 def _version(folder: Path, name: str) -> str:
-    if any(folder.is_relative_to(p) for p in _installed_roots()):
+    if any(folder.is_relative_to(p) for p in installed_roots()):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
     for file, pattern in (("__init__.py", r"""__version__\s*=\s*["']([^"']+)"""), ("version.py",
@@ -499,6 +503,12 @@ def _fetch(namespace: Mapping[str, Any], qualname: str) -> _Fetched:
     return _Fetched(function=value, owner=owner, kind=kind, qualname=name)
 
 
+_OF_ENVIRONMENTS = (
+    "step", "make_envs", "build_envs", "env_response", "generate_response", "get_batch", "get_group_builder", "reset",
+)  # fmt: skip
+"""Methods by which a class of environments, or a builder of them, is known; it is examined as a whole."""
+
+
 def _call_of(cls: type) -> str:
     if any(c.__name__ == "Module" and c.__module__.startswith("torch.nn") for c in cls.__mro__) and hasattr(
         cls, "forward"
@@ -509,6 +519,9 @@ def _call_of(cls: type) -> str:
     public = [n for n, v in vars(cls).items() if inspect.isfunction(v) and not n.startswith("_")]
     if len(public) == 1:
         return public[0]
+    known = next((n for n in _OF_ENVIRONMENTS if callable(getattr(cls, n, None))), "")
+    if known:
+        return known
     raise LookupError(f"{cls.__name__} is a class with several methods: {', '.join(public[:6])}; name one of them")
 
 
@@ -683,7 +696,7 @@ def _forget(root: Path) -> None:
 
 def _remember(before: set[str], root: Path) -> None:
     """Notes the user's own modules among those that an import added."""
-    installed = _installed_roots()
+    installed = installed_roots()
     for name in set(sys.modules) - before:
         file = getattr(sys.modules[name], "__file__", None)
         if isinstance(sys.modules[name], (_Bare, StandInModule)):
@@ -721,7 +734,7 @@ def _drop_foreign(top: str, place: Place) -> None:
     module = sys.modules.get(top)
     file = getattr(module, "__file__", None)
     if module is not None and isinstance(file, str) and not place.packages and Path(file).resolve() != place.path:
-        if not any(Path(file).is_relative_to(p) for p in _installed_roots()) and "lib/python" not in file:
+        if not any(Path(file).is_relative_to(p) for p in installed_roots()) and "lib/python" not in file:
             sys.modules.pop(top)
 
 
@@ -813,7 +826,7 @@ class StandIns:
     def __init__(self, root: Path, place: Place) -> None:
         top = place.packages[0][1] if place.packages else place.path.parent
         self.homes = (str(root) + os.sep, str(top) + os.sep)
-        self.installed = tuple(str(p) + os.sep for p in _installed_roots())
+        self.installed = tuple(str(p) + os.sep for p in installed_roots())
         self.top = str(top) + os.sep
         self.names: list[str] = []
         self.loaded = False
@@ -917,9 +930,26 @@ class StandInModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        value = StandIn(f"{self.__name__}.{name}", self.__dict__["_owner"])
+        value = _small(self.__name__, name)
+        if value is None:
+            value = StandIn(f"{self.__name__}.{name}", self.__dict__["_owner"])
         self.__dict__[name] = value
         return value
+
+
+_WITH_MODELS = [False]
+"""Whether the target of this load builds or trains a model."""
+
+
+def _small(module: str, name: str) -> Any:
+    """A small model's part in place of a missing library's, for functions that build or train a model; else None."""
+    if not _WITH_MODELS[0] or module.split(".")[0] not in ("transformers", "peft"):
+        return None
+    try:
+        from rltriage_probes import tiny_hub
+    except ImportError:  # no torch here
+        return None
+    return tiny_hub.provide(module, name)
 
 
 class StandInBase:

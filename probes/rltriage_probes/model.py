@@ -137,9 +137,14 @@ class Role:
     """Words of the vocabulary that such a function may take, the most telling first."""
     needs: tuple[tuple[str, ...], ...]
     """Of each inner tuple at least one word must be bound, or nothing can be measured."""
-    returns: Literal["per sample", "per token", "scalar", "mask", "text", "number", "raw"]
+    returns: Literal["per sample", "per token", "estimates", "scalar", "mask", "text", "number", "raw"]
     example: Callable[[Mapping[str, Any]], Case]
     """A plain valid case for the intent, with which the binder tries forms of the inputs out."""
     run: Callable[[Subject], Iterator[Check]]
     pitfalls: tuple[Pitfall, ...] = ()
     """Every pitfall that it can name."""
+    bind: Callable[..., BoundFunction] | None = None
+    """How a target that is no function of words is reached (a class of environments); None: `binding.bind`, whose
+    parameters it has."""
+    refuses: Callable[[Any, Mapping[str, Any]], str] = lambda result, inputs: ""
+    """Why a raw result of the example is no answer to it, so that another form of the inputs is tried; empty: it is."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rltriage_probes import solver, tolerance
+from rltriage_probes import solver, tolerance, traces
 from rltriage_probes.contract import (
     Agrees,
     Check,
@@ -48,6 +48,13 @@ def seen(case: str, inputs: Mapping[str, Any], got: Observation) -> Seen:
     wide = {k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
     dtype = loosest("float32", got.dtype if got.dtype in _LOOSENESS else "float32")
     return Seen(case=case, inputs=wide, value=got.value, grads=got.grads, dtype=dtype, mutated=got.mutated)
+
+
+def repeatable(observe: Callable[[Subject, Case], Seen], subject: Subject, case: Case) -> Seen:
+    """`observe(subject, case)`, which a reproduction can repeat on smaller inputs. Raises `CallFailed`."""
+    s = observe(subject, case)
+    s.again = lambda inputs: observe(subject, Case(name=case.name, inputs=inputs))
+    return s
 
 
 def raised(probe: str, asks: str, case: str, e: CallFailed) -> Check:
@@ -157,6 +164,7 @@ def distance(
     for s in seen_cases:
         found = solver.difference(s, reference, options, knobs)
         if found is not None:
+            traces.compared(found, s, reference, options, knobs)
             return found
     return None
 

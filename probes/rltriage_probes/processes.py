@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -19,10 +20,37 @@ from collections.abc import Collection
 from pathlib import Path
 
 LINUX = sys.platform == "linux"
+MOST_AT_ONCE = 16
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _ROUNDS = 400
 """Looks at a tree that is being killed, a few ms apart: enough for a tree that still forks."""
+
+
+def at_once() -> int:
+    """Runs that this machine has room for: one a core that this process may use, and a gigabyte for each."""
+    return max(2, min(MOST_AT_ONCE, cores(), int(free_memory() / 2**30)))
+
+
+def cores() -> int:
+    """Cores that this process may use: those it is bound to, and what its container's quota gives."""
+    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    quota = (_read("/sys/fs/cgroup/cpu.max") or "").split()
+    if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit():
+        count = min(count, max(1, round(int(quota[0]) / int(quota[1]))))
+    return count
+
+
+def free_memory() -> float:
+    """Bytes that may still be taken; infinite where the system can't tell."""
+    free = math.inf
+    for line in (_read("/proc/meminfo") or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = float(line.split()[1]) * 1024
+    limit, used = _read("/sys/fs/cgroup/memory.max") or "", _read("/sys/fs/cgroup/memory.current") or ""
+    if limit.strip().isdigit() and used.strip().isdigit():
+        free = min(free, float(limit) - float(used))
+    return free
 
 
 def adopt_orphans() -> None:

@@ -58,7 +58,7 @@ def _example(b: Binder, opened: Sequence[str], placeholder: str) -> str:
     """The manifest lines that would bind what is open; where no word suggests itself, the words to choose from."""
     if placeholder:
         lines = ", ".join(f'{_toml_key(path)} = "{placeholder}"' for path in opened)
-        return f"[targets.{b.target}]\nbind = {{ {lines} }}"
+        return f"[targets.{b.target}]\n{_table(b)} = {{ {lines} }}"
     have = {w.word for w in b.plan.words()}
     known = have | _other_number(b)
     free = [w for w in b.role.takes if w not in known and w not in SCALARS]
@@ -68,10 +68,15 @@ def _example(b: Binder, opened: Sequence[str], placeholder: str) -> str:
         word = next((w for w in wanted if _fits(b, path, w)), "")
         wanted = [w for w in wanted if w != word]
         pairs.append(f'{_toml_key(path)} = "{word or _literal(path) or PLACEHOLDER}"')
-    lines = [f"[targets.{b.target}]", f"bind = {{ {', '.join(pairs)} }}"]
+    lines = [f"[targets.{b.target}]", f"{_table(b)} = {{ {', '.join(pairs)} }}"]
     if any(PLACEHOLDER in p for p in pairs):
         lines.append(f'# <word>: one of {", ".join(free[:12]) or "none is left"}; or "=<Python literal>"')
     return "\n".join(lines)
+
+
+def _table(b: Binder) -> str:
+    """Where the manifest says what a name means: lines have inputs, functions have parameters to bind."""
+    return "inputs" if b.loaded.kind == "block" else "bind"
 
 
 PLACEHOLDER = "<word>"

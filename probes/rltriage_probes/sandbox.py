@@ -32,6 +32,7 @@ from rltriage_probes import processes, wire
 from rltriage_probes.contract import (
     Checked,
     CheckRequest,
+    DescribeRequest,
     DiscoverRequest,
     Failed,
     InspectRequest,
@@ -142,6 +143,8 @@ def _answer(request: Request, out: wire.Wire) -> Reply:
         from rltriage_probes import inspecting
 
         return inspecting.inspect(request)
+    if isinstance(request, DescribeRequest):
+        return _describe(request)
     if isinstance(request, DiscoverRequest):
         from rltriage_probes import discovery
 
@@ -171,6 +174,17 @@ def _check(request: CheckRequest, out: wire.Wire) -> Reply:
     progress(0, 1, f"loading {request.target.ref}")
     result = checking.check(request, progress)
     return _memory_failure(request.id, result) or Checked(id=request.id, result=result)
+
+
+def _describe(request: DescribeRequest) -> Reply:
+    if why := import_torch():
+        return no_torch(request.id, why)
+    from rltriage_probes import describing
+
+    try:
+        return describing.describe(request)
+    except LookupError as e:
+        return Failed(id=request.id, kind="bad_request", happened=f"{e.args[0]}.", do="Name a role that has one.")
 
 
 def _memory_failure(id: int, result: TargetResult) -> Failed | None:
@@ -271,13 +285,14 @@ def zygote_main(root: str = "") -> int:
 
 def _preload() -> None:
     """Import the probes once for all runs. A fault in them is reported by the run that meets it again."""
-    try:
-        registry = importlib.import_module("rltriage_probes.registry")
-        importlib.import_module("rltriage_probes.checking")
-        for name in registry.names():
+    from rltriage_probes import checking, loading, registry, reproduction  # noqa: F401
+
+    for name in registry.names():
+        try:
             registry.role(name)
-    except Exception:  # noqa: BLE001
-        traceback.print_exc()
+        except Exception:  # noqa: BLE001
+            traceback.print_exc()
+    loading.installed_roots()
     gc.collect()
     gc.freeze()  # the collector of a run needn't touch, and so copy, what is there already
 

@@ -10,7 +10,7 @@ from rltriage_probes import aliases, containers, seams, source
 from rltriage_probes.filling import SCALARS, FixedSource, Source, WordSource
 from rltriage_probes.forms import Call, Hints
 from rltriage_probes.loading import StandInBase
-from rltriage_probes.selfs import NOTHING, InitReader, Unknown, is_config, stand_in, surroundings
+from rltriage_probes.selfs import LEARNING_ROLES, NOTHING, InitReader, Unknown, is_config, stand_in, surroundings
 from rltriage_probes.source import Path
 from rltriage_probes.vocabulary import WORDS
 
@@ -78,6 +78,8 @@ def _init_parameter(b: Binder, p: inspect.Parameter) -> Source | None:
     if p.name in b.settings and p.name not in WORDS:
         return FixedSource(path=shown, value=b.settings[p.name], meaning="constant", how="settings")
     word, how, inverted = b.meaning("self", p.name, (("attr", p.name),), annotation, default)
+    if b.role.name in LEARNING_ROLES:
+        return _learners_parameter(b, p, shown, annotation, default, word)
     if word and (word in SCALARS or word in ("tokenizer", "model")):
         if word == "model" and default is NOTHING and b.role.name not in ("logprobs", "entropy"):
             return FixedSource(path=shown, value=Unknown(shown), meaning="constant", how="name")
@@ -85,6 +87,24 @@ def _init_parameter(b: Binder, p: inspect.Parameter) -> Source | None:
     if is_config(p.name, annotation) and default is NOTHING:
         return containers.config(b, shown, p.name, annotation, "self", (("attr", p.name),))
     got = b.constant(shown, p.name, default)
+    if got is None and default is NOTHING:
+        b.plan.open.append(shown)
+    return got
+
+
+def _learners_parameter(
+    b: Binder, p: inspect.Parameter, shown: str, annotation: str, default: Any, word: str
+) -> Source | None:
+    """A parameter of the class of a training step: objects go in as the probe makes them."""
+    from rltriage_probes import learning
+
+    if is_config(p.name, annotation):
+        made = containers.config(b, shown, p.name, annotation, "self", (("attr", p.name),))
+        return made if default is NOTHING else None
+    got = learning.place(b, "self", p.name, (("attr", p.name),), annotation, default, shown)
+    if got is None and word in SCALARS:
+        got = b.word_source(shown, p.name, word, "name", False, annotation, default)
+    got = got or b.constant(shown, p.name, default)
     if got is None and default is NOTHING:
         b.plan.open.append(shown)
     return got

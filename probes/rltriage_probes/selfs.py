@@ -30,6 +30,9 @@ class _Nothing:
 
 NOTHING: Any = _Nothing()
 
+LEARNING_ROLES = frozenset(("train_step", "model_factory"))
+"""Roles whose functions take a model itself, bound by `learning`."""
+
 
 def surroundings(name: str) -> Any:
     """What a single process on the CPU has under this name, else `NOTHING`."""
@@ -98,6 +101,17 @@ class SingleProcess:
 _GATHERING = ("gather", "gather_for_metrics", "reduce", "all_reduce", "unwrap", "unwrap_model", "pad_across_processes")
 
 
+notes: dict[str, Any] | None = None
+"""What is read from stand-ins, by path, while somebody wants to know; see `literals.noted`."""
+
+
+def _noting(path: str, value: Any) -> Any:
+    """`value`, which was read at that path."""
+    if notes is not None and value is not NOTHING:
+        notes[path] = value
+    return value
+
+
 class Unknown:
     """A value that nothing is known of. Can be read on and called, but not computed with."""
 
@@ -107,12 +121,13 @@ class Unknown:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        path = f"{self._path}.{name}"
         if name == "training":
-            return True
+            return _noting(path, True)
         known = surroundings(name)
         if known is not NOTHING:
-            return known
-        return None if is_flag(name) else Unknown(f"{self._path}.{name}")
+            return _noting(path, known)
+        return _noting(path, None if is_flag(name) else Unknown(path))
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -171,7 +186,7 @@ class Box(dict[str, Any]):
         value = lookup(key, f'{path}["{key}"]') if lookup else NOTHING
         if value is NOTHING:
             raise KeyError(key)
-        return value
+        return _noting(f'{path}["{key}"]', value)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -182,7 +197,7 @@ class Box(dict[str, Any]):
         value = lookup(name, f"{path}.{name}") if lookup else NOTHING
         if value is NOTHING:
             raise AttributeError(f"{path} stands in for an object of yours and has no {name}")
-        return value
+        return _noting(f"{path}.{name}", value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.put("attr", name, value)
@@ -208,7 +223,7 @@ class ConfigBox(Box):
             return dict.__getitem__(self, key)
         path, lookup = self.__dict__["_box"]
         value = lookup(key, f'{path}["{key}"]', False) if lookup else NOTHING
-        return default if value is NOTHING or isinstance(value, Unknown) else value
+        return default if value is NOTHING or isinstance(value, Unknown) else _noting(f'{path}["{key}"]', value)
 
     def __missing__(self, key: str) -> Any:
         try:
@@ -233,8 +248,8 @@ class ConfigBox(Box):
 def _unset(name: str, path: str) -> Any:
     known = surroundings(name)
     if known is not NOTHING:
-        return known
-    return False if is_flag(name) else Unknown(path)
+        return _noting(path, known)
+    return _noting(path, False if is_flag(name) else Unknown(path))
 
 
 # Config classes of the user
@@ -318,7 +333,7 @@ def stand_in(owner: type, lookup: Lookup) -> Any:
         value = lookup(name, f"self.{name}")
         if value is NOTHING:
             raise AttributeError(f"self.{name} is not known")
-        return value
+        return _noting(f"self.{name}", value)
 
     body: dict[str, Any] = {
         "__getattr__": missing,

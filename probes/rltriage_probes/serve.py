@@ -44,8 +44,8 @@ from rltriage_probes.contract import (
     decode_request,
 )
 
-AT_ONCE = 2
-"""Checks that run at the same time; the others wait."""
+GPU_AT_ONCE = 2
+"""Checks on a GPU that run at the same time: they share its memory."""
 TORCH_S = 300.0
 """Longest time that `import torch` may take, e.g. from a cold network disk."""
 SOURCE_LIMITS = Limits(timeout_s=120.0, memory_gb=4.0)
@@ -253,6 +253,7 @@ class Supervisor:
         self._forks = fork
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[CheckRequest] = deque()
+        self._at_once = processes.at_once()
         self._runs: dict[int, Run] = {}
         self._zygote: Zygote | None = None
         self._nurseries: list[Zygote] = []
@@ -343,7 +344,7 @@ class Supervisor:
 
     def _start_waiting(self) -> None:
         """Start what may run now; with a zygote, what isn't ready yet stays in the queue."""
-        while self._waiting and sum(isinstance(r.request, CheckRequest) for r in self._runs.values()) < AT_ONCE:
+        while self._waiting and self._has_room(self._waiting[0]):
             request = self._waiting[0]
             zygote = self._zygote_for(request) if self._forks else None
             if zygote is not None and not zygote.ready:
@@ -354,6 +355,13 @@ class Supervisor:
                 self._spawn(run)
             else:
                 self._fork(run, zygote)
+
+    def _has_room(self, request: CheckRequest) -> bool:
+        """Whether one more check may start; the others wait."""
+        running = [r.request for r in self._runs.values() if isinstance(r.request, CheckRequest)]
+        on_gpu = request.device.startswith("cuda")
+        crowded = on_gpu and sum(r.device.startswith("cuda") for r in running) >= GPU_AT_ONCE
+        return len(running) < self._at_once and not crowded
 
     def _zygote_for(self, request: CheckRequest) -> Zygote:
         """The process that forks this run, started where there is none yet."""
@@ -404,7 +412,7 @@ class Supervisor:
         run.lifeline = process.stdin
         self._runs[run.id] = run
         if not isinstance(run.request, CheckRequest):
-            run.deadline = time.monotonic() + (TORCH_S if run.request.op == "inspect" else run.limits.timeout_s)
+            run.deadline = time.monotonic() + (TORCH_S if run.request.op in ("inspect", "describe") else run.limits.timeout_s)
         self._listen(run, process.stdout, process.stderr)
         run.threads.append(_thread(self._await_exit, run, process))
 

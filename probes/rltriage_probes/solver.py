@@ -14,17 +14,20 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rltriage_probes import tolerance
+from rltriage_probes import tolerance, traces
 from rltriage_probes.contract import Choice, Convention, Gap, Named, Number
 from rltriage_probes.model import Axis, Option
 
 Options = dict[str, str]
 Knobs = dict[str, float]
 Reference = Callable[["Seen", Options, Knobs], "Result"]
+Quick = Callable[["Seen", Options, Knobs], "float | None"]
+"""The value of a scalar reference as a plain number, None where it is no scalar: what most combinations fail by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +59,14 @@ class Seen:
     cache: dict[str, Tensor] = field(default_factory=dict)
     memo: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     """Intermediate results of the reference, which the combinations share."""
+    listed: dict[tuple[object, ...], list[float]] = field(default_factory=dict)
+    """The same as plain numbers."""
     grad_where: Mapping[str, Tensor] = field(default_factory=dict)
     """The same for gradients, by input."""
     quick: tuple[list[tuple[int, float]], float] | None = None
     """A few elements of the value, and a bound on the tolerance: most combinations fail here."""
+    again: Callable[[Mapping[str, Any]], Seen] | None = None
+    """Observes the function in the same way on other inputs; what a reproduction is made with."""
 
     shadow: Seen | None = None
 
@@ -67,7 +74,7 @@ class Seen:
         """The same case with nothing that records gradients: what the search runs on."""
         if self.shadow is None:
             cache = {k: v.detach() for k, v in self.cache.items()}
-            self.shadow = dataclasses.replace(self, cache=cache, memo={}, shadow=None)
+            self.shadow = dataclasses.replace(self, cache=cache, memo={}, listed={}, shadow=None)
         return self.shadow
 
     def remember(self, key: tuple[object, ...], compute: Callable[[], Tensor]) -> Tensor:
@@ -105,6 +112,8 @@ class Solution:
 MAX_PITFALLS = 2
 FIT_POINTS = 17
 FIT_TRIED = 60
+CROSSED = 0.8
+"""Share of the elements that have to pass what was observed within one step of the grid."""
 NOTHING_EXPLAINED = 0.97
 HOPELESS = 0.1
 """A relative distance that is still this large when the knob is known to a thousandth: another formula."""
@@ -122,6 +131,7 @@ def solve(
     *,
     max_pitfalls: int = MAX_PITFALLS,
     budget: int = MAX_EVALUATIONS,
+    quick: Quick | None = None,
 ) -> Solution | None:
     """The combination with the fewest pitfalls that fits, of several the most usual one; None where none does.
 
@@ -129,6 +139,40 @@ def solve(
     """
     if not seen:
         raise ValueError("nothing was observed")
+    found = _search(seen, _Tested(reference, quick), axes, knobs, max_pitfalls, budget)
+    if found is not None:
+        traces.solved(reference, found)
+    return found
+
+
+@dataclass(frozen=True)
+class _Tested:
+    """A reference with the cheapest way to its value."""
+
+    reference: Reference
+    quick: Quick | None = None
+
+    def __call__(self, s: Seen, options: Options, knobs: Knobs) -> Result:
+        return self.reference(s, options, knobs)
+
+    def flat(self, s: Seen, options: Options, knobs: Knobs) -> list[float] | None:
+        """The value as a flat list; None where its shape is another."""
+        if self.quick is not None and s.value.dim() == 0:
+            value = self.quick(s.plain(), options, knobs)
+            if value is not None:
+                return [value]
+        want = self.reference(s.plain(), options, knobs).value
+        return want.flatten().tolist() if want.shape == s.value.shape else None
+
+
+def _search(
+    seen: Sequence[Seen],
+    reference: _Tested,
+    axes: Sequence[Axis],
+    knobs: Sequence[Knob],
+    max_pitfalls: int,
+    budget: int,
+) -> Solution | None:
     left = budget
     for count in range(max_pitfalls + 1):
         for options, bad in combinations(axes, count):
@@ -152,7 +196,7 @@ def combinations(axes: Sequence[Axis], pitfalls: int) -> Iterator[tuple[Options,
     pairs = [p for p in itertools.combinations(range(len(axes)), pitfalls) if all(bad[i] for i in p)]
     for deviations in range(len(axes) + 1 - pitfalls):
         for places in pairs:
-            rest = [i for i in range(len(axes)) if i not in places]
+            rest = [i for i in range(len(axes)) if i not in places and len(good[i]) > 1]
             for moved in itertools.combinations(rest, deviations):
                 pools = [
                     bad[i] if i in places else good[i][1:] if i in moved else good[i][:1] for i in range(len(axes))
@@ -170,14 +214,15 @@ def _makes_sense(axes: Sequence[Axis], picked: Sequence[Option], options: Option
 
 def fits(seen: Sequence[Seen], reference: Reference, options: Options, knobs: Knobs) -> bool:
     """Whether value and gradients agree on every case."""
-    return all(_plausible(s, reference, options, knobs) for s in seen[:1]) and all(
+    tested = reference if isinstance(reference, _Tested) else _Tested(reference)
+    return all(_plausible(s, tested, options, knobs) for s in seen[:1]) and all(
         difference(s, reference, options, knobs) is None for s in seen
     )
 
 
-def _plausible(s: Seen, reference: Reference, options: Options, knobs: Knobs) -> bool:
+def _plausible(s: Seen, reference: _Tested, options: Options, knobs: Knobs) -> bool:
     """Whether the first elements of the value agree, with a tolerance that is generous: cheap, and rarely true."""
-    expected = _flat(s, reference, options, knobs)
+    expected = reference.flat(s, options, knobs)
     if expected is None:
         return False
     points, bound = _points(s)
@@ -188,19 +233,13 @@ def _plausible(s: Seen, reference: Reference, options: Options, knobs: Knobs) ->
     return True
 
 
-def _flat(s: Seen, reference: Reference, options: Options, knobs: Knobs) -> list[float] | None:
-    """The reference's value as a flat list; None where its shape is another."""
-    want = reference(s.plain(), options, knobs).value
-    return want.flatten().tolist() if want.shape == s.value.shape else None
-
-
 def _points(s: Seen) -> tuple[list[tuple[int, float]], float]:
     if s.quick is None:
         s.quick = _quick(s)
     return s.quick
 
 
-def _worth_trying(s: Seen, reference: Reference, options: Options, knobs: Sequence[Knob]) -> Iterator[Knobs]:
+def _worth_trying(s: Seen, reference: _Tested, options: Options, knobs: Sequence[Knob]) -> Iterator[Knobs]:
     """The knobs' values for these options, but not those that their neighbours in a monotone range rule out."""
     active = [k for k in knobs if k.active(options)]
     if len(active) != 1 or active[0].monotone is None:
@@ -212,9 +251,9 @@ def _worth_trying(s: Seen, reference: Reference, options: Options, knobs: Sequen
     yield from ({name: v} for v in active[0].values if not (ruled_out and low <= v <= high))
 
 
-def _bracketed(s: Seen, reference: Reference, options: Options, knob: str, low: float, high: float) -> bool:
+def _bracketed(s: Seen, reference: _Tested, options: Options, knob: str, low: float, high: float) -> bool:
     """Whether each element of the value lies between those that the two values of a knob give."""
-    one, other = _flat(s, reference, options, {knob: low}), _flat(s, reference, options, {knob: high})
+    one, other = reference.flat(s, options, {knob: low}), reference.flat(s, options, {knob: high})
     if one is None or other is None:
         return False
     points, bound = _points(s)
@@ -279,7 +318,7 @@ def _knob_values(knobs: Sequence[Knob], options: Options) -> Iterator[Knobs]:
 
 
 def _fitted(
-    seen: Sequence[Seen], reference: Reference, axes: Sequence[Axis], knobs: Sequence[Knob], count: int
+    seen: Sequence[Seen], reference: _Tested, axes: Sequence[Axis], knobs: Sequence[Knob], count: int
 ) -> Solution | None:
     """A solution with one knob fitted, the others at their first guess: on a grid first, then between its points."""
     for knob in knobs:
@@ -289,6 +328,8 @@ def _fitted(
             first = {k.name: k.values[0] for k in knobs if k.active(options) and k.values}
             # gradients cost a hundred times the value, and are compared once the knob is found
             plain = [x.plain() for x in seen[:2]]
+            if not all(_crossed(x, reference, options, first, knob) for x in seen[:2]):
+                continue
             at = _coarse(plain, reference, options, first, knob)
             value = None if at is None else _fine(seen, plain, reference, options, first, knob, at)
             if value is not None:
@@ -296,11 +337,42 @@ def _fitted(
     return None
 
 
-def _coarse(seen: Sequence[Seen], reference: Reference, options: Options, knobs: Knobs, knob: Knob) -> float | None:
-    """Logarithm of the knob at the best point of a grid; None where that is an end of it or explains nothing."""
+def _grid(knob: Knob) -> list[float]:
+    """Logarithms of values over the knob's range."""
     assert knob.fit is not None
     lo, hi = math.log(knob.fit[0]), math.log(knob.fit[1])
-    grid = [lo + (hi - lo) * i / (FIT_POINTS - 1) for i in range(FIT_POINTS)]
+    return [lo + (hi - lo) * i / (FIT_POINTS - 1) for i in range(FIT_POINTS)]
+
+
+def _crossed(s: Seen, reference: _Tested, options: Options, knobs: Knobs, knob: Knob) -> bool:
+    """Whether between two neighbours of the grid nearly all elements of the value pass what was observed.
+
+    Where that happens nowhere, no value of the knob fits; an element at an extremum may be an exception, most are not.
+    """
+    points, bound = _points(s)
+    known = [(i, x) for i, x in points if math.isfinite(x)]
+    before: list[float] | None = None
+    for x in _grid(knob):
+        flat = reference.flat(s, options, {**knobs, knob.name: math.exp(x)})
+        if flat is None:
+            return False
+        if before is not None:
+            passed = sum(_passes(before[i], flat[i], actual, bound) for i, actual in known)
+            if passed >= CROSSED * len(known):
+                return True
+        before = flat
+    return False
+
+
+def _passes(a: float, b: float, actual: float, bound: float) -> bool:
+    """Whether a number lies between two others, give or take the tolerance."""
+    low, high = (a, b) if a <= b else (b, a)
+    return low - bound * (1.0 + abs(low)) <= actual <= high + bound * (1.0 + abs(high))
+
+
+def _coarse(seen: Sequence[Seen], reference: Reference, options: Options, knobs: Knobs, knob: Knob) -> float | None:
+    """Logarithm of the knob at the best point of a grid; None where that is an end of it or explains nothing."""
+    grid = _grid(knob)
     losses = [residual(seen, reference, options, {**knobs, knob.name: math.exp(x)}) for x in grid]
     best = min(range(FIT_POINTS), key=losses.__getitem__)
     inside = 0 < best < FIT_POINTS - 1 and losses[0] > losses[best] * 1.0001 and losses[-1] > losses[best] * 1.0001

@@ -269,8 +269,21 @@ class _Reader(ast.NodeVisitor):
         self._sites(node)
         for target in node.targets:
             self._bind(target, node.value)
-            if not isinstance(target, (ast.Name, ast.Tuple)):
+            if isinstance(target, ast.Subscript):
+                self._store(target)
+            elif not isinstance(target, (ast.Name, ast.Tuple)):
                 self.visit(target)
+
+    def _store(self, target: ast.Subscript) -> None:
+        """An entry that is only written is no input, where the container has others that are read."""
+        before = {root: set(paths) for root, paths in self.facts.reads.items()}
+        self.visit(target)
+        if not isinstance(target.slice, ast.Constant) or not isinstance(target.slice.value, str):
+            return
+        for root, path in self.chains(target):
+            others = before.get(root, set()) - {()}
+            if path and others and path not in others:
+                self.facts.reads.get(root, {}).pop(path, None)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:

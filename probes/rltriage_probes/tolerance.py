@@ -102,6 +102,6 @@ def number(x: Tensor | float) -> Number:
 
 
 def _wrong(actual: Tensor, expected: Tensor, dtype: str, conditioning: Tensor | None) -> Tensor:
-    close = (actual - expected).abs() <= allowed(expected, dtype, conditioning)
+    close = ((actual - expected).abs() <= allowed(expected, dtype, conditioning)) & expected.isfinite()
     same = (actual == expected) | (actual.isnan() & expected.isnan())
     return ~(close | same)

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rltriage_probes import reports, source
+from rltriage_probes import reports, source, trajectories
 from rltriage_probes.bound import Bound
 from rltriage_probes.filling import WordSource
 from rltriage_probes.forms import ROW_WORDS, SAMPLE_WORDS, Form, Layout, Missing, forms_for
@@ -62,7 +62,7 @@ def settle(b: Binder) -> Bound:  # noqa: C901  one loop over trials
     if opened:
         b.plan.open = opened
         raise BindingFailed(reports.open_reason(b), reports.report_open(b, opened))
-    if b.role.name == "reward" and isinstance(first, CallFailed) and wrong is None:
+    if b.role.name in ("reward", "extract_answer") and isinstance(first, CallFailed) and wrong is None:
         # the example may be what it can't take: its own battery knows many more formats, and judges exceptions
         layout = _layouts(b)[0]
         forms = next(iter(_combinations(b, layout)))
@@ -83,6 +83,11 @@ def _missing(b: Binder, e: Missing) -> BindingFailed:
     return BindingFailed(
         f"{path} is bound to {e.word}, which {b.role.name} cases do not have", reports.report_open(b, [path])
     )
+
+
+def function_of(b: Binder) -> Callable[..., Any]:
+    """The user's function, its helpers replaced where a case gives their result."""
+    return _function(b)
 
 
 def _function(b: Binder) -> Callable[..., Any]:
@@ -108,13 +113,33 @@ _PACKED = re.compile(
     re.I,
 )
 _NUMPY = r"\bnp\.|ndarray|numpy|NDArray|\barray\b"
-_BY_ROW = frozenset("logprobs token_rewards logits hidden_states advantages token_ids completion_mask".split())
+_BY_ROW = frozenset("token_losses logprobs token_rewards logits hidden_states advantages token_ids completion_mask returns token_kl".split())
 
 
 def _layouts(b: Binder) -> tuple[Layout, ...]:
     """Layouts to try, the likeliest first."""
     words = list(b.plan.words())
     rows = [w for w in words if w.word in SAMPLE_WORDS]
+    if b.role.name in ("gae", "reward_shaping", "value_loss"):
+        return trajectories.layouts(b, rows, _plain_layouts(b, words, rows))
+    if b.role.name == "aggregate" and _micro_batched(b, rows):
+        return ("micro", *_plain_layouts(b, words, rows))
+    return _plain_layouts(b, words, rows)
+
+
+_MICRO = re.compile(r"(micro|mini)[-_ ]?batch|accumulat|\bshards?\b|per[-_ ]rank|\bmbs?\b", re.I)
+
+
+def _micro_batched(b: Binder, rows: Sequence[WordSource]) -> bool:
+    """Whether the function gets a list of micro-batches: it loops, speaks of them, and of no matrix [B, T] alone."""
+    text = " ".join([b.loaded.qualname, b.facts.doc, *(w.path for w in rows)])
+    listed = any(w.per_row or w.hints.says(r"\blists?\b|sequence\[|iterable") for w in rows)
+    looped = listed or any("iterated" in w.hints.signs for w in rows)
+    whole = [len(s) == 2 for w in rows if w.word == "token_losses" and (s := w.hints.shape())]
+    return bool(_MICRO.search(text)) and looped and (listed or not any(whole))
+
+
+def _plain_layouts(b: Binder, words: Sequence[WordSource], rows: Sequence[WordSource]) -> tuple[Layout, ...]:
     if any(w.word == "cu_seqlens" for w in words):
         return ("packed", "padded")
     if not any(w.word in _BY_ROW for w in rows):
@@ -151,6 +176,9 @@ def _combinations(b: Binder, layout: Layout) -> Iterator[dict[int, Form]]:
     """Forms for every place, the likeliest combination first."""
     words = list(b.plan.words())
     _mark_ungrouped(b, words)
+    if any(w.word in ("chosen_mask", "rejected_mask", "pair_mask") for w in words):
+        for w in words:
+            w.hints.signs.add("rows")  # a mask means one number a token
     options = [forms_for(w.word, w.hints, layout) for w in words]
     seen: set[tuple[int, ...]] = set()
     heap: list[tuple[float, tuple[int, ...]]] = [(0.0, tuple(0 for _ in options))]
@@ -175,6 +203,13 @@ def _combinations(b: Binder, layout: Layout) -> Iterator[dict[int, Form]]:
                 heapq.heappush(heap, (cost + weight[i], (*picks[:i], k + 1, *picks[i + 1 :])))
 
 
+_OF_SAMPLES = frozenset(
+    "sample_ids prompt_id_lists completion_id_lists label_lists mask_lists attention_lists prompt_lengths sample_lengths "
+    "answer_spans".split()
+)
+"""Entries of training samples, which come for all samples or for one."""
+
+
 def _consistent(words: Sequence[WordSource], forms: Sequence[Form]) -> bool:
     """Masks of one function have one dtype; one call has one mode."""
     kinds = {
@@ -184,6 +219,8 @@ def _consistent(words: Sequence[WordSource], forms: Sequence[Form]) -> bool:
     }
     modes = {f.mode for f in forms} - {"batch"}
     if len(kinds) > 1 or len(modes) > 1:
+        return False
+    if len({f.mode for w, f in zip(words, forms, strict=False) if w.word in _OF_SAMPLES and not w.per_row}) > 1:
         return False
     return not (modes and any("one per group" in f.name or "[P, G]" in f.name for f in forms))
 

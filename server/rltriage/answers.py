@@ -12,7 +12,7 @@ from typing import Literal
 from rltriage_probes.contract import ROLE_STAGES, STAGES, BindingReport, Convention, LoadReport, Number, Slot, clip_text
 
 from rltriage import report as reports
-from rltriage.render import clean
+from rltriage.render import clean, program_rows
 from rltriage.report import Certainty, TargetReport, Verdict
 from rltriage.toolmodels import Bound, Finding, Recognised, Report, StageCover, Unmeasured, UserOutput
 
@@ -101,6 +101,7 @@ def _finding(f: reports.Finding) -> Finding:
         numbers=f.numbers,
         pages=tuple(map(page_uri, f.pages)),
         user_output=clip_text(f.user_output),
+        reproduction="\n".join(program_rows(f.reproduction.code)) if f.reproduction else "",
         next=prose(f.next),
     )
 
@@ -298,6 +299,8 @@ def _finding_lines(f: Finding) -> str:
     lines = [f"{mark} [{f.stage}] {f.target} ({f.certainty}{''.join(f', {p}' for p in f.pitfalls)}): {f.message}"]
     lines += [f"   {_numbers(f.numbers)}"] if f.numbers else []
     lines += ["   the program's own words (data, no instruction):", *_quoted(f.user_output)] if f.user_output else []
+    if f.reproduction:
+        lines += ["   reproduce (in the project's folder):", *(f"   | {row}" for row in f.reproduction.splitlines())]
     lines += [f"   read: {', '.join(f.pages)}"] if f.pages else []
     lines += [f"   {f.next}"] if f.next else []
     return "\n".join(lines)

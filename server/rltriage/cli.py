@@ -79,10 +79,12 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_verify(commands)
     _add_init(commands)
+    _add_adapter(commands)
     _add_doctor(commands)
     page = _command(commands, "page", _page, "print a page of the knowledge")
     page.add_argument("id", nargs="?", metavar="ID", help="id of a pitfall, e.g. ADV-EPSILON")
     page.add_argument("--list", action="store_true", help="list all pages")
+    _add_selftest(commands)
     _command(commands, "serve", _serve, "serve MCP on stdio")
     return parser
 
@@ -119,10 +121,32 @@ def _add_init(commands: Any) -> None:
     p.add_argument("--python", metavar="P", help="interpreter that reads the project")
 
 
+def _add_adapter(commands: Any) -> None:
+    p = _command(commands, "adapter", _adapter, "write an adapter: a function of a role's own signature around yours")
+    p.epilog = (
+        "An adapter takes rltriage's words under their own names, so that nothing has to be bound, and calls your "
+        'function in its own form; ref = "adapter.py:ROLE" verifies it. For lines of a file (--ref train.py#L10-L20) '
+        "the manifest's lines are printed instead."
+    )
+    p.add_argument("role", nargs="?", metavar="ROLE", help="e.g. advantages")
+    p.add_argument("--list", action="store_true", help="show every role's canonical signature")
+    p.add_argument("--ref", default="", metavar="REF", help="your function, file.py:function, or lines, file.py#L10-L20")
+    p.add_argument("--out", default="adapter.py", metavar="FILE", help="default: adapter.py")
+    p.add_argument("--force", action="store_true", help="replace a file that exists")
+    p.add_argument("--python", metavar="P", help="interpreter that loads the function")
+
+
 def _add_doctor(commands: Any) -> None:
     p = _command(commands, "doctor", _doctor, "say what would run, where, and what is wrong")
     p.add_argument("--manifest", metavar="FILE", help="default: rltriage.toml where there is one")
     p.add_argument("--python", metavar="P", help="interpreter that would run the probes; overrides the manifest")
+
+
+def _add_selftest(commands: Any) -> None:
+    p = _command(commands, "selftest", _selftest, "measure rltriage itself on the specimens that ship with it")
+    p.add_argument("--role", action="append", default=[], metavar="ROLE", help="only this role; repeatable")
+    p.add_argument("--json", action="store_true", help="print the figures, and every failure, as JSON")
+    p.add_argument("--python", metavar="P", help="interpreter that runs the probes")
 
 
 def _serve(_args: argparse.Namespace) -> int:
@@ -162,8 +186,16 @@ def _init(args: argparse.Namespace) -> int:
     return _run(_init_one(args))
 
 
+def _adapter(args: argparse.Namespace) -> int:
+    return _run(_adapt(args))
+
+
 def _doctor(args: argparse.Namespace) -> int:
     return _run(_examine(args))
+
+
+def _selftest(args: argparse.Namespace) -> int:
+    return _run(_measure_itself(args))
 
 
 def _run(work: Coroutine[Any, Any, int]) -> int:
@@ -210,6 +242,31 @@ async def _init_one(args: argparse.Namespace) -> int:
     return OK
 
 
+async def _adapt(args: argparse.Namespace) -> int:
+    from rltriage import adapter, render
+    from rltriage.worker import WorkerPool
+
+    if not args.list and not args.role:
+        raise TriageError("adapter wants the name of a role.", do="`rltriage adapter --list` shows the roles.")
+    root = Path.cwd()
+    async with WorkerPool() as pool:
+        if args.list:
+            worker = await pool.get(_python(args.python), {}, root=str(root))
+            described = await worker.describe((args.role,) if args.role else ())
+            render.write([render.Line(row) for row in adapter.listing(described.roles)], sys.stdout)
+            return OK
+        made = await adapter.make(
+            args.role, args.ref, Path(args.out), root=root, pool=pool, python=_python(args.python), force=args.force
+        )
+    lines = [render.Line(f"wrote {render.clean(str(made.file))}", "head")] if made.file else []
+    lines += [render.Line(f"  ? open: {', '.join(made.open)}", "?")] if made.open else []
+    lines.append(render.Line("In the manifest:"))
+    lines += [render.Line(f"    {row}") for row in made.manifest.splitlines()]
+    step = "complete what says TODO, then run" if made.open and made.file else "run"
+    render.write([*lines, render.Line(f"Next: {step} `rltriage verify`.")], sys.stdout)
+    return OK
+
+
 async def _examine(args: argparse.Namespace) -> int:
     from rltriage import doctor, render
     from rltriage.worker import WorkerPool
@@ -218,6 +275,44 @@ async def _examine(args: argparse.Namespace) -> int:
         diagnosis = await doctor.examine(args.manifest, pool=pool, python=_python(args.python))
     render.write(diagnosis.lines, sys.stdout)
     return OK if diagnosis.healthy else COULD_NOT_RUN
+
+
+async def _measure_itself(args: argparse.Namespace) -> int:
+    import json
+    from dataclasses import asdict
+
+    from rltriage import render, selftest
+    from rltriage.manifest import known_roles, nearest
+    from rltriage.worker import WorkerPool
+
+    for role in args.role:
+        if role not in known_roles():
+            raise TriageError(
+                f"There is no role {role[:40]!r}{nearest(role, known_roles())}.", do=f"Roles: {', '.join(known_roles())}."
+            )
+    chosen = selftest.specimens(args.role)
+    verdicts: list[selftest.Verdict] = []
+    async with WorkerPool() as pool:
+        with render.progress(sys.stderr) as bar:
+            async with contextlib.aclosing(selftest.judge(chosen, pool=pool, python=_python(args.python))) as results:
+                async for verdict in results:
+                    verdicts.append(verdict)
+                    if bar is not None:
+                        bar(float(len(verdicts)), float(len(chosen)), verdict.specimen.role)
+    rows, failed = selftest.table(verdicts), [v for v in verdicts if not v.passed]
+    if args.json:
+        failures = [
+            {"specimen": v.specimen.name, "kind": v.specimen.kind, "role": v.specimen.role, "named": v.named, "ran": v.ran}
+            for v in failed
+        ]
+        sys.stdout.write(json.dumps({"roles": [asdict(r) for r in rows], "failed": failures}) + "\n")
+    else:
+        text = [render.Line(row, "head" if i == 0 else "") for i, row in enumerate(selftest.lines(rows))]
+        text += [render.Line(f"!! {v.specimen.kind}: {v.specimen.name}", "!!") for v in failed]
+        render.write(text, sys.stdout)
+    if not any(v.ran for v in verdicts):
+        return COULD_NOT_RUN
+    return FINDINGS if failed else OK
 
 
 async def _verify_all(args: argparse.Namespace) -> int:

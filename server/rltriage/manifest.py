@@ -2,7 +2,7 @@
 
     [pipeline]                  what is declared (algorithm, group_size, ...), and how to run it (python, device, ...)
     [env]                       environment variables of the interpreter that runs the probes
-    [targets.<role>]            ref, and where needed bind, settings, role, block
+    [targets.<role>]            ref, and where needed bind, settings, role; for lines of a file inputs and output
 
 The same content is accepted as a file (`load`) and as a dict (`from_mapping`). What can't be understood
 is an error that lists every problem at once; a key that nobody knows is a warning, never an error.
@@ -41,7 +41,7 @@ INTENT_KEYS: Final = (
 )
 RUN_KEYS: Final = ("python", "device", "timeout_s", "memory_gb")
 """Keys of `[pipeline]` that say how to run, not what is meant; the worker doesn't get them as intent."""
-TARGET_KEYS: Final = tuple(f.name for f in dataclasses.fields(TargetSpec) if f.name != "name")
+TARGET_KEYS: Final = (*(f.name for f in dataclasses.fields(TargetSpec) if f.name != "name"), "inputs", "output")
 TABLES: Final = ("pipeline", "env", "targets")
 
 
@@ -249,7 +249,7 @@ class _Reader:
             self.problem(f"ref = {ref!r} of {where} names no function.", _REF_HELP)
         bind = self.words(table.get("bind", {}), f"bind of {where}")
         settings = self.plain(self.table(table.get("settings", {}), f"settings of {where}"), f"settings of {where}")
-        block = self.block(table["block"], where) if "block" in table else None
+        block = self.block(table["block"], where) if "block" in table else self.lines(table, ref, where)
         if len(self.problems) > before:
             return None
         return TargetSpec(name=name, role=role, ref=cast(str, ref), bind=bind, settings=settings, block=block)
@@ -278,6 +278,23 @@ class _Reader:
             if not _is_plain(v):
                 self.problem(f"{key} in {where} is {_kind(v)}.", "Write numbers, text, true/false, lists or tables.")
         return table
+
+    def lines(self, table: Mapping[str, Any], ref: Any, where: str) -> Block | None:
+        """Lines of a file, `ref = "train.py#L120-L141"`, with what goes into them and what comes out."""
+        given = [key for key in ("inputs", "output") if key in table]
+        found = re.search(r"#L(\d+)(?:-L?(\d+))?$", ref) if isinstance(ref, str) else None
+        if found is None:
+            if given:
+                self.problem(
+                    f"{where} has {' and '.join(given)}, but its ref names no lines.",
+                    'Write ref = "file.py#L10-L20", or bind in place of inputs.',
+                )
+            return None
+        output = table.get("output", "")
+        if not isinstance(output, str):
+            self.problem(f"output of {where} is {_kind(output)}.", "Give output as the expression of the result.")
+        inputs = self.words(table.get("inputs", {}), f"inputs of {where}")
+        return Block(start=found[1], stop=found[2] or found[1], inputs=inputs, output=str(output))
 
     def block(self, value: Any, where: str) -> Block | None:
         table = self.table(value, f"block of {where}")

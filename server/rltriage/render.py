@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 QUOTED: Final = 300
 """Longest piece of the user's text in one line."""
+PROGRAM_LINES: Final = 16
+PROGRAM_WIDTH: Final = 400
+"""Bounds of a reproduction as it is printed; in the JSON it stands in full."""
 _ESCAPES: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]")
 _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]+")
 _STYLES: Final = {"ok": "green", "!!": "bold red", "?": "yellow", "head": "bold", "dim": "dim", "": ""}
@@ -129,9 +132,27 @@ def _finding(name: str, finding: Finding) -> Iterator[Line]:
         yield Line("      numbers: " + ", ".join(f"{clean(k)} = {_number(v)}" for k, v in finding.numbers.items()))
     for also in finding.confirmed_by:
         yield Line(f"      also {clean(also)}")
+    yield from _program(finding)
     for id in finding.pages:
         yield Line(f"      page: rltriage page {id}")
     yield Line(f"      next: {clean(finding.next)}")
+
+
+def _program(finding: Finding) -> Iterator[Line]:
+    """The reproduction, behind bars: it holds texts of the user's."""
+    r = finding.reproduction
+    if r is None or not r.code:
+        return
+    yield Line("      reproduce, in the project's folder:", "dim")
+    for row in program_rows(r.code):
+        yield Line(f"      | {row}")
+
+
+def program_rows(code: str) -> list[str]:
+    """The lines of a program, cleaned one by one; empty lines and what is beyond the usual length left out."""
+    rows = [_CONTROLS.sub(" ", _ESCAPES.sub("", row)).rstrip() for row in code.splitlines()]
+    rows = [clip_text(row, PROGRAM_WIDTH) for row in rows if row]
+    return rows if len(rows) <= PROGRAM_LINES else [*rows[:PROGRAM_LINES], "# ... (the whole program: --json)"]
 
 
 def _missing(name: str, missing: Missing, target: TargetReport) -> Iterator[Line]:

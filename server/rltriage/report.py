@@ -24,6 +24,7 @@ from rltriage_probes.contract import (
     NotRun,
     Number,
     Raised,
+    Reproduction,
     Severity,
     Violates,
     clip_text,
@@ -66,6 +67,8 @@ class Finding(_Frozen):
     """The exception that the user's function raised. Data, never an instruction."""
     confirmed_by: tuple[str, ...] = ()
     """Further checks of the same target that broke for the same cause, `probe: what it saw`."""
+    reproduction: Reproduction | None = None
+    """The finding as a program of a few lines. Holds texts of the user's: data, never an instruction."""
 
     @property
     def counts(self) -> bool:
@@ -168,8 +171,14 @@ def findings_of(target: TargetReport) -> tuple[Finding, ...]:
             kept.append(finding)
         else:
             said = (*kept[at].confirmed_by, f"{finding.probe}: {finding.message}")
-            kept[at] = kept[at].model_copy(update={"confirmed_by": said})
+            update = {"confirmed_by": said, "reproduction": _written(kept[at].reproduction, finding.reproduction)}
+            kept[at] = kept[at].model_copy(update=update)
     return tuple(kept)
+
+
+def _written(mine: Reproduction | None, theirs: Reproduction | None) -> Reproduction | None:
+    """The first of two reproductions that is a program."""
+    return theirs if theirs is not None and theirs.code and not (mine and mine.code) else mine
 
 
 def _explains(kept: Finding, finding: Finding) -> bool:
@@ -262,6 +271,7 @@ def _make(
         probe=check.probe,
         gap=gap,
         user_output=clip_text(said),
+        reproduction=check.reproduction,
     )
 
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 OnProgress = Callable[[float, float, str], None]
 """Targets done (with fractions of those that run), targets in all, what is being done."""
 
-TARGETS_AT_ONCE: Final = 2
-"""A run is one process with torch; more of them fight for memory and cores, and for the one GPU."""
-MANIFESTS_AHEAD: Final = 2 * TARGETS_AT_ONCE
+TARGETS_AT_ONCE: Final = 16
+"""Targets that are handed to the worker; it runs as many at once as it has cores and memory for (`serve.py`)."""
+MANIFESTS_AHEAD: Final = TARGETS_AT_ONCE
 """Manifests begun before the report of the first of them is taken: enough to keep the workers busy."""
 
 

@@ -116,6 +116,10 @@ class Worker:
         """Where the interpreter would import these from. Raises `RunFailed` or `WorkerError`."""
         return await self._ask(c.LocateRequest(id=next(self._ids), root=str(root), packages=packages), c.Located)
 
+    async def describe(self, roles: tuple[str, ...] = ()) -> c.Described:
+        """What functions of these roles, or of all, take and give. Raises `RunFailed` or `WorkerError`."""
+        return await self._ask(c.DescribeRequest(id=next(self._ids), roles=roles), c.Described)
+
     async def inspect(self) -> c.Inspected:
         """Python, torch, devices and versions. Raises `RunFailed` or `WorkerError`."""
         return await self._ask(c.InspectRequest(id=next(self._ids)), c.Inspected)

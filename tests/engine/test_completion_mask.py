@@ -44,6 +44,7 @@ def named(result: TargetResult) -> set[str]:
 
 
 KEPT, REAL = "end token included", "every token that is not padding"
+SPANS = "inserted passages left out with their markers"
 RIGHT: list[tuple[str, str]] = [
     ("first_eos_by_argmax", KEPT),
     ("by_cumsum", KEPT),
@@ -60,6 +61,10 @@ RIGHT: list[tuple[str, str]] = [
     ("of_record", KEPT),
     ("Collector.response_mask", KEPT),
     ("padding_mask", "end token included, 1 on padding"),
+    ("outside_passages", SPANS),
+    ("outside_tool_output", SPANS),
+    ("outside_ranges", SPANS),
+    ("markers_by_the_policy", "markers of passages are trained, as where the policy writes them"),
 ]
 QWEN: Intent = {"eos_token_id": 151645, "pad_token_id": 151643}
 SAME: Intent = {"eos_token_id": 11, "pad_token_id": 11}
@@ -133,6 +138,29 @@ MUTANTS: list[tuple[str, str, Swaps]] = [
     ),
     ("MASK-INVERTED", "by_cumsum", ((".eq(0)", ".ne(0)"),)),
     ("MASK-INVERTED", "behind_the_prompt", (("ended == 0", "ended > 0"),)),
+    ("MASK-SPAN-MARKERS", "outside_passages", (("(opened > closed)", "responses.eq(info_start_id)"),)),
+    (
+        "MASK-SPAN-MARKERS",
+        "outside_tool_output",
+        (("if inside:", "if token in (tool_start_id, tool_end_id):"),),
+    ),
+    ("MASK-SPAN-FIRST", "outside_ranges", (("            at = b\n", "            break\n"),)),
+    ("MASK-SPAN-FIRST", "outside_ranges", (("while obs_start_id in row[at:]:", "if obs_start_id in row:"),)),
+    ("MASK-SPAN-GREEDY", "outside_passages", (("(opened > closed)", "(opened > 0)"),)),
+    ("MASK-SPAN-GREEDY", "outside_tool_output", (("            inside = inside and token != tool_end_id\n", ""),)),
+    ("MASK-OBSERVATION", "outside_passages", ((" * (~inserted).long()", ""),)),
+    ("MASK-OBSERVATION", "outside_tool_output", (("mask[i, j] = 0.0", "mask[i, j] = mask[i, j]"),)),
+    ("MASK-SPAN-EDGE", "outside_passages", ((" | responses.eq(info_end_id)", ""),)),
+    ("MASK-SPAN-EDGE", "outside_ranges", (("mask[i, a:b] = 0", "mask[i, a + 1 : b] = 0"),)),
+    ("MASK-SPAN-UNCLOSED", "outside_ranges", (("else len(row)", "else a"), ("at = b", "at = max(b, a + 1)"))),
+    (
+        "MASK-SPAN-UNCLOSED",
+        "outside_passages",
+        (
+            ("    inserted =", "    closes = closed.max(1, keepdim=True).values\n    inserted ="),
+            ("(opened > closed)", "((opened > closed) & (opened <= closes))"),
+        ),
+    ),
     ("MASK-PROMPT", "whole_row", (("torch.zeros_like(sequences)", "torch.ones_like(sequences)"),)),
     ("MASK-PROMPT", "of_attention", (("attention_mask[:, prompt_length:]", "attention_mask"),)),
 ]

@@ -26,7 +26,8 @@ def says(result: TargetResult, probe: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(m, n) for m in ("decoders_right", "decoders_more_right") for n in functions(m)]
+    ("module", "name"),
+    [(m, n) for m in ("decoders_right", "decoders_more_right", "decoders_routes_right") for n in functions(m)],
 )
 def test_a_right_decoder_is_not_called_a_bug_and_is_recognised(module: str, name: str) -> None:
     result = examine(f"{module}.py:{name}")
@@ -38,7 +39,11 @@ def test_a_right_decoder_is_not_called_a_bug_and_is_recognised(module: str, name
 
 @pytest.mark.parametrize(
     ("module", "name", "pitfall"),
-    [(m, n, p) for m in ("decoders_wrong", "decoders_more_wrong") for n, p in expected(m).items()],
+    [
+        (m, n, p)
+        for m in ("decoders_wrong", "decoders_more_wrong", "decoders_routes_wrong")
+        for n, p in expected(m).items()
+    ],
 )
 def test_a_wrong_decoder_is_named(module: str, name: str, pitfall: str) -> None:
     found = violations(examine(f"{module}.py:{name}"), "hard")
@@ -46,7 +51,7 @@ def test_a_wrong_decoder_is_named(module: str, name: str, pitfall: str) -> None:
     assert pitfall in {p for ids in found.values() for p in ids}
 
 
-@pytest.mark.parametrize("module", ["decoders_wrong", "decoders_more_wrong"])
+@pytest.mark.parametrize("module", ["decoders_wrong", "decoders_more_wrong", "decoders_routes_wrong"])
 def test_every_wrong_decoder_has_an_expectation(module: str) -> None:
     assert set(functions(module)) == set(expected(module))
 

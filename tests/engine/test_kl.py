@@ -77,6 +77,16 @@ RIGHT: list[tuple[str, Intent, Intent, str]] = [
     ("of_batch", {}, {}, "KL estimator k3"),
     ("loops", {}, {}, "KL estimator k3"),
     ("logged_only", {}, {}, "KL estimator k3"),
+    ("full_kl", {}, {}, "KL over the whole vocabulary"),
+    (
+        "full_kl_mean",
+        {"aggregation": "token-mean"},
+        {},
+        "KL over the whole vocabulary, mean over the tokens of the batch",
+    ),
+    ("full_kl_tempered", {}, {}, "KL over the whole vocabulary, logits divided by the temperature"),
+    ("jensen_shannon", {}, {}, "Jensen-Shannon divergence, beta=0.5"),
+    ("loss_term", {}, {}, "KL estimator k3"),
 ]
 
 
@@ -174,6 +184,20 @@ MUTANTS: list[tuple[str, str, Swaps, Intent]] = [
         "sequence_mean",
         ((" / completion_mask.sum(-1)", " / d.size(-1)"),),
         {"aggregation": "token-mean"},
+    ),
+    ("KL-SIGN", "k1", (("log_probs - log_probs_base", "log_probs_base - log_probs"),), {}),
+    ("KL-REVERSED", "full_kl", (("log_p.exp() * (log_p - log_q)", "log_q.exp() * (log_q - log_p)"),), {}),
+    ("KL-SIGN", "full_kl", (("log_p - log_q)", "log_q - log_p)"),), {}),
+    ("KL-RAW-LOGITS", "full_kl", (("(log_p - log_q)", "(logits - ref_logits)"),), {}),
+    ("KL-RAW-LOGITS", "full_kl_mean", (("    kl =", "    log_q = log_p + ref_logits - logits\n    kl ="),), {}),
+    ("KL-VOCAB-MEAN", "full_kl", ((".sum(-1)", ".mean(-1)"),), {}),
+    ("KL-VOCAB-MEAN", "full_kl_mean", ((".sum(-1)", ".mean(-1)"),), {}),
+    ("KL-DETACHED", "loss_term", (("ref_log_probs - log_probs", "ref_log_probs - log_probs.detach()"),), {}),
+    (
+        "KL-DETACHED",
+        "loss_term",
+        (("return delta.exp() - delta - 1", "return (delta.exp() - delta - 1).detach()"),),
+        {},
     ),
     ("LOSS-AGGREGATION", "sequence_mean", (), {"aggregation": "token-mean"}),
     ("LOSS-AGGREGATION", "token_mean", (), {"aggregation": "sequence-mean"}),

@@ -269,6 +269,8 @@ MUTANTS: list[tuple[str, str, Swaps, Intent]] = [
     ("LOSS-CLIP-ONE-SIDED", DAPO, (("1 - clip_ratio_low, 1 + clip_ratio_high", "min=1 - clip_ratio_low"),), {}),
     ("LOSS-CLIP-NO-ONE", PPO, (("1.0 - clip_eps, 1.0 + clip_eps", "-clip_eps, clip_eps"),), {}),
     ("LOSS-CLIP-NO-ONE", f"{OBJECTS}:loss_of_dict", (("1 - clip_eps, 1 + clip_eps", "-clip_eps, clip_eps"),), {}),
+    ("LOSS-CLIP-INERT", PPO, (("torch.clamp(ratio, 1.0 - clip_eps, 1.0 + clip_eps)", "ratio"),), {}),
+    ("LOSS-CLIP-INERT", DAPO, (("torch.clamp(ratio, 1 - clip_ratio_low, 1 + clip_ratio_high)", "ratio"),), {}),
     ("LOSS-CLIP-BOUND-IGNORED", DAPO, (("1 + clip_ratio_high", "1 + clip_ratio_low"),), {}),
     (
         "LOSS-CLIP-BOUND-IGNORED",

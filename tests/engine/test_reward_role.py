@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+import socket
 from pathlib import Path
 
 import pytest
 from specimens import DATA, expected, functions, violations
 
 from rltriage_probes import checking
-from rltriage_probes.contract import Agrees, CheckRequest, Diverges, TargetResult, TargetSpec, Violates
+from rltriage_probes.contract import Agrees, CheckRequest, Diverges, NotRun, TargetResult, TargetSpec, Violates
 from rltriage_probes.reading import sample
 from rltriage_probes.reward import answers
 from rltriage_probes.reward.scoring import number
@@ -33,7 +34,8 @@ def says(result: TargetResult, probe: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(m, n) for m in ("rewards_right", "rewards_more_right") for n in functions(m)]
+    ("module", "name"),
+    [(m, n) for m in ("rewards_right", "rewards_more_right", "rewards_shapes_right") for n in functions(m)],
 )
 def test_a_right_reward_is_not_called_a_bug_and_is_recognised(module: str, name: str) -> None:
     result = examine(f"{module}.py:{name}")
@@ -45,7 +47,11 @@ def test_a_right_reward_is_not_called_a_bug_and_is_recognised(module: str, name:
 
 @pytest.mark.parametrize(
     ("module", "name", "pitfall"),
-    [(m, n, p) for m in ("rewards_wrong", "rewards_more_wrong") for n, p in expected(m).items()],
+    [
+        (m, n, p)
+        for m in ("rewards_wrong", "rewards_more_wrong", "rewards_shapes_wrong")
+        for n, p in expected(m).items()
+    ],
 )
 def test_a_wrong_reward_is_named(module: str, name: str, pitfall: str) -> None:
     found = violations(examine(f"{module}.py:{name}"), "hard")
@@ -53,7 +59,7 @@ def test_a_wrong_reward_is_named(module: str, name: str, pitfall: str) -> None:
     assert pitfall in {p for ids in found.values() for p in ids}
 
 
-@pytest.mark.parametrize("module", ["rewards_wrong", "rewards_more_wrong"])
+@pytest.mark.parametrize("module", ["rewards_wrong", "rewards_more_wrong", "rewards_shapes_wrong"])
 def test_every_wrong_reward_has_an_expectation(module: str) -> None:
     assert set(functions(module)) == set(expected(module))
 
@@ -286,3 +292,75 @@ def test_a_slow_reward_is_cut_short_and_says_so(tmp_path: Path, monkeypatch: pyt
 
     assert violations(result, "hard") == {}
     assert ("reward.time", "not_run") in [(c.probe, c.outcome.kind) for c in result.checks]
+
+
+def test_a_reward_manager_is_scored_through_its_tensor_of_token_rewards() -> None:
+    result = examine("rewards_shapes_right.py:RewardManager.__call__")
+
+    assert violations(result, "hard") == {}
+    assert "earns 1, a wrong one 0" in says(result, "reward.golden")
+
+
+_ON_THE_NETWORK = """
+import json
+import urllib.request
+
+
+def reward(completion, answer):
+    \"\"\"{doc}\"\"\"
+    {body}
+"""
+_ASKS = "return float(json.load(urllib.request.urlopen('http://127.0.0.1:9/score'))['score'])"
+
+
+def test_a_service_on_the_network_is_not_called_and_the_reason_is_given(tmp_path: Path) -> None:
+    result = written(tmp_path, _ON_THE_NETWORK.format(doc="Score of the service.", body=_ASKS))
+
+    (outcome,) = [c.outcome for c in result.checks if isinstance(c.outcome, NotRun)]
+    assert "a service on the network" in outcome.reason
+
+
+def test_a_judge_behind_a_client_is_not_run_and_the_reason_is_given(tmp_path: Path) -> None:
+    code = (
+        "def reward(prompts, completions, judge_client, **kwargs):\n"
+        "    replies = [judge_client.chat.completions.create(model='m', messages=[{'role': 'user', 'content': p + c}])\n"
+        "               for p, c in zip(prompts, completions)]\n"
+        "    return [float(r.choices[0].message.content) for r in replies]\n"
+    )
+    (outcome,) = [c.outcome for c in written(tmp_path, code).checks if isinstance(c.outcome, NotRun)]
+
+    assert "a language model behind a client" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("doc", "severity"),
+    [
+        ("Score of the service.", "soft"),
+        ("Score of the service; None if the service is unreachable.", "hard"),
+        ("Score of the service, 0 if it is unreachable.", ""),
+    ],
+)
+def test_an_outage_that_is_scored_is_a_question_unless_the_docstring_answers_it(
+    tmp_path: Path, doc: str, severity: str
+) -> None:
+    body = f"try:\n        {_ASKS}\n    except Exception:\n        return 0.0"
+    result = written(tmp_path, _ON_THE_NETWORK.format(doc=doc, body=body))
+
+    found = {s: violations(result, s).get("reward.outage", []) for s in ("hard", "soft")}
+    assert found == {s: ["REW-OUTAGE"] if s == severity else [] for s in ("hard", "soft")}
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [([0.0, 0.0, 1.0], 1.0), ([0.5], 0.5), ([1.0, True, "4"], 1.0), ([0.0, float("inf")], None)]
+)
+def test_rewards_of_tokens_or_steps_are_summed(value: object, found: float | None) -> None:
+    got = number(value)
+
+    assert got == found or (found is None and got is not None and got != got)
+
+
+def test_the_network_is_there_again_when_the_battery_is_over(tmp_path: Path) -> None:
+    before = (socket.create_connection, socket.getaddrinfo, vars(socket.socket).get("connect"))
+    written(tmp_path, _ON_THE_NETWORK.format(doc="Score.", body=_ASKS))
+
+    assert before == (socket.create_connection, socket.getaddrinfo, vars(socket.socket).get("connect"))

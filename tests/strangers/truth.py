@@ -24,6 +24,8 @@ from rltriage_probes.standins import StandInTokenizer
 TEXT_ROLES = ("reward", "extract_answer", "decode")
 VISIBLE = 1e-3
 """A relative difference that counts: far above float32 noise, below that of bfloat16."""
+NO_GRADIENT = ("gae", "advantages", "importance_weights", "reward_shaping", "completion_mask")
+"""Roles whose results training treats as constants."""
 WRT = ("logprobs", "values", "logits", "chosen_logprobs", "rejected_logprobs", "chosen_rewards", "rejected_rewards")
 GOLDS = ("42", "-7", "3.5", "1200")
 ROUNDS = 4
@@ -63,9 +65,8 @@ class Original:
         out: list[Any] = []
         for inputs in self.inputs:
             torch.manual_seed(0)
-            got = bound.call(
-                {k: v for k, v in inputs.items() if k in bound.names}, [w for w in WRT if w in bound.names]
-            )
+            wrt = [w for w in WRT if w in bound.names and self.role not in NO_GRADIENT]
+            got = bound.call({k: v for k, v in inputs.items() if k in bound.names}, wrt)
             out += [got.value, *(got.grads.get(w, torch.zeros(())) for w in WRT)]
         return out
 

@@ -402,6 +402,7 @@ def _per_row(s: Seen, options: Options, knobs: Knobs) -> Tensor:
     return -plus if options["sign"] == "minus" else plus
 
 
+_SCALED_BY = ("groups", "repeat", "baseline", "scale", "guard", "score", "uneven", "single")
 _VALUE_AXES = ("groups", "repeat", "baseline", "scale", "guard", "after")
 
 
@@ -453,7 +454,8 @@ def _group_of(s: Seen, choice: str) -> Tensor:
 
 def _advantages(s: Seen, options: Options, knobs: Knobs) -> Tensor:
     r = s.remember(("scores", options.get("score")), lambda: _scores(s, options))
-    centred = _scaled(r, s, options, knobs) if _baselined(options) else r
+    key = ("scaled", *(options.get(name) for name in _SCALED_BY), knobs.get("eps", 0.0))
+    centred = s.remember(key, lambda: _scaled(r, s, options, knobs)) if _baselined(options) else r
     if options["after"] == "normalised":
         return (centred - centred.mean()) / (centred.std() + knobs.get("eps", 0.0))
     return centred if options["after"] == "none" else _whitened(centred, s, options["after"])
@@ -466,9 +468,11 @@ def _whitened(rows: Tensor, s: Seen, after: str) -> Tensor:
     """
     mask = s.inputs["completion_mask"]
     assert isinstance(mask, Tensor)
-    weight = torch.ones_like(rows) if after.startswith("whiten") else (mask > 0).sum(1).to(rows.dtype)
+    by_row = after.startswith("whiten")
+    ones, counts = (lambda: torch.ones_like(rows)), (lambda: (mask > 0).sum(1).to(rows.dtype))
+    weight = s.remember(("weight", by_row), ones if by_row else counts)
     padding = mask.numel() - float(weight.sum()) if after.startswith("padded") else 0.0
-    total = weight.sum() + padding
+    total = s.remember(("weights", by_row), weight.sum) + padding
     mean = (weight * rows).sum() / total
     deviation = rows - mean
     square = (weight * deviation.square()).sum() + padding * mean.square()
@@ -597,13 +601,13 @@ def run(subject: Subject) -> Iterator[Check]:
     """Even groups first; then what only this function's inputs make possible."""
     base = axes(subject)
     try:
-        observed = [_observed(subject, c) for c in cases(subject.intent)]
+        observed = [probing.repeatable(_observed, subject, c) for c in cases(subject.intent)]
     except CallFailed as e:
         yield probing.raised("advantages.formula", ASKS, "even groups", e)
         return
     if "is_last_step" in subject.bound.names:
         try:
-            observed.append(_observed(subject, _turns(subject.intent)))
+            observed.append(probing.repeatable(_observed, subject, _turns(subject.intent)))
         except CallFailed as e:
             yield probing.raised("advantages.turns", "does every turn get its trajectory's advantage?", "turns", e)
     knobs = (
@@ -787,7 +791,7 @@ def _uneven_checks(subject: Subject, base: tuple[Axis, ...], best: Solution) -> 
         asks = "are the statistics still those of the prompt's own group?"
         case = _uneven(subject.intent, lone=lone)
         try:
-            s = _observed(subject, case)
+            s = probing.repeatable(_observed, subject, case)
         except CallFailed:
             continue  # A function may require full groups; the rollout code then has to guarantee them.
         fixed = tuple(Axis(name=a.name, options=(solver.option_of(a, best.options[a.name]),)) for a in base)

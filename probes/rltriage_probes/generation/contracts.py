@@ -110,6 +110,10 @@ _ALL_BLOCKS = prose(
     r"\b(all|every|each|any)\b[^.;]{0,30}\b(blocks?|reasoning|thinking|think\w* \w+|thoughts?)\b|"
     r"\b(reasoning|thinking|think|thought)\w*[ -]?(blocks|sections|segments|spans)\b|\binterleaved\b"
 )
+_EACH_BLOCK = prose(
+    r"\b(strip|remov|drop|delet|cut|tak)\w*[^.;]{0,12}\b(every|each)\b[^.;]{0,30}\b(blocks?|spans?|sections?|segments?)\b|"
+    r"\b(every|each)\b[^.;]{0,30}\b(block|span|section|segment)\b[^.;]{0,20}\b(removed|stripped|dropped|deleted|cut|taken) ?"
+)
 _LAST_CLOSE = prose(
     r"\b(last|final)\b[^.;]{0,20}(</?\W?\w+|\bclos\w*|\btags?\b|\bmarkers?\b|\bblocks?\b|\bdelimiters?\b)|"
     r"\bclos\w*[^.;]{0,40}\b(several times|more than once|twice|again)\b"
@@ -132,6 +136,10 @@ _KEEPS_END = prose(
     r"\b(end[ -]of[ -]\w+|eos|end|stop)[ -]?(token|marker)s?( itself)?[^.;]{0,30}\b(is |are )?(kept|stays?|"
     r"remains?|visible)\b|"
     r"\bkeep\w* (the )?(end[ -]of[ -]\w+|eos|end|stop)[ -]?(token|marker)"
+)
+_NO_SPECIALS = prose(
+    r"\b(without|no|minus|skip\w*|strip\w*|remov\w*|drop\w*|exclud\w*)\b[^.;]{0,30}\b(special tokens?|eos|"
+    r"end[- ]of[- ]\w+|end tokens?)|\b(special tokens?|eos|end tokens?)\b[^.;]{0,30}\b(skipped|stripped|removed|dropped)"
 )
 _KEEPS_TAGS = prose(
     r"\b(tags?|markers?|delimiters?)\b[^.;]{0,40}\b(surviv\w*|kept|keeps?|stays?|remains?|preserved|visible|needed)\b|"
@@ -172,6 +180,8 @@ class Contract:
     """White space counts, too."""
     all_blocks: bool
     """Several blocks of reasoning are spoken of."""
+    each_block: bool
+    """Blocks are taken out one by one, so that what stands between them stays."""
     last_close: bool
     """The answer stands behind the last marker."""
     rest: bool
@@ -180,6 +190,8 @@ class Contract:
     keeps_stop: bool
     keeps_end: bool
     keeps_tags: bool
+    no_specials: bool
+    """Special tokens, the end token among them, are kept out of the text."""
     left: bool
     """Rows are padded in front."""
     completion_only: bool
@@ -205,12 +217,14 @@ def contract_of(reading: Reading) -> Contract:
         stops_at_eos=bool(_EOS.search(reading.prose)),
         verbatim=bool(_VERBATIM.search(doc)),
         all_blocks=bool(_ALL_BLOCKS.search(doc)),
+        each_block=bool(_EACH_BLOCK.search(doc.replace("...", "\u2026"))),
         last_close=bool(_LAST_CLOSE.search(doc)),
         rest=bool(_REST.search(doc)),
         keeps_calls=bool(_KEEPS_CALLS.search(doc)),
         keeps_stop=bool(_KEEPS_STOP.search(doc)),
         keeps_end=bool(_KEEPS_END.search(doc)),
         keeps_tags=bool(_KEEPS_TAGS.search(doc)),
+        no_specials=bool(_NO_SPECIALS.search(doc)),
         left=bool(_LEFT.search(reading.prose)),
         completion_only=bool(_COMPLETION_ONLY.search(doc)),
         extracts=bool(re.search(r"extract|parse|find|between|pull|match|get_answer|final_answer", reading.name, re.I)),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rltriage_probes.contract import Check, Raised, Severity
-from rltriage_probes.generation import edges, shapes, tokens
+from rltriage_probes.generation import edges, shapes, tokens, turns
 from rltriage_probes.generation.contracts import Contract, contract_of
 from rltriage_probes.generation.shapes import Shape
 from rltriage_probes.model import CallFailed, Case, Pitfall, Role, Subject
@@ -137,6 +137,9 @@ def run(subject: Subject) -> Iterator[Check]:
     reading = read(subject)
     mk = markers(reading)
     names = subject.bound.names
+    if "messages" in names and not names & {*_TEXT_WORDS, *_LIST_WORDS}:
+        yield from turns.run(subject, contract_of(reading))
+        return
     if not names & {*_TEXT_WORDS, *_LIST_WORDS}:
         yield from tokens.run(subject, mk, contract_of(reading))
         return
@@ -378,8 +381,10 @@ def _two_blocks(exam: _Exam) -> Iterator[Check]:
         yield violates(probe, asks, f"the answer behind the second block is gone: {given}", STRIP, severity=lost)
     elif shape.inner in text.text:
         yield violates(probe, asks, f"only the first block of reasoning is taken out: {given}", LEAK, severity=severity)
-    elif shapes.BETWEEN.strip() not in text.text and exam.contract.rest and exam.contract.all_blocks:
-        yield violates(probe, asks, f"the visible text between two blocks goes with them: {given}", STRIP)
+    elif shapes.BETWEEN.strip() not in text.text and (exam.contract.each_block or exam.contract.all_blocks):
+        sure = exam.contract.each_block or exam.contract.rest
+        says = f"the visible text between two blocks goes with them: {given}"
+        yield violates(probe, asks, says, STRIP, severity="hard" if sure else "soft")
     else:
         yield agrees(probe, asks, "a second block is handled like the first")
 
@@ -534,6 +539,7 @@ def example(_: Mapping[str, Any]) -> Case:
             "completions": raws,
             "prompt": _PROMPT,
             "prompts": [_PROMPT] * 2,
+            "messages": turns.example(),
         },
     )
 
@@ -558,8 +564,9 @@ ROLE = Role(
         "prompts",
         "prompt",
         "lengths",
+        "messages",
     ),
-    needs=(("texts", "text", "completions", "completion", "token_ids"),),
+    needs=(("texts", "text", "completions", "completion", "token_ids", "messages"),),
     returns="raw",
     example=example,
     run=run,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from rltriage_probes.generation.contracts import Contract
 from rltriage_probes.generation.shapes import ANSWERS, INNER, LINE, survival
 from rltriage_probes.model import CallFailed, Pitfall, Subject
 from rltriage_probes.reading import Markers, Pair
-from rltriage_probes.texts import Text, accidental, agrees, quote, rows, violates
+from rltriage_probes.texts import Text, accidental, agrees, fields, quote, rows, violates
 
 TOOL = Pitfall(
     id="DEC-TOOL-TEXT",
@@ -30,7 +31,12 @@ PROMPT_EDGE = Pitfall(
     id="DEC-PROMPT-EDGE", family="pad-eos", says="takes the completion to start at another column than it does"
 )
 ORDER = Pitfall(id="DEC-ORDER", family="reward-order", says="gives a text that depends on the other rows of the batch")
-PITFALLS = (TOOL, PAD_TEXT, AFTER_EOS, PROMPT_EDGE)
+REENCODED = Pitfall(
+    id="DEC-REENCODED",
+    family="retokenisation",
+    says="encodes decoded text again, so that the ids are no longer those that were sampled",
+)
+PITFALLS = (TOOL, PAD_TEXT, AFTER_EOS, PROMPT_EDGE, REENCODED)
 
 _TOOL_TEXT = "wombat returned 7"
 _CALL = "look it up "
@@ -64,6 +70,7 @@ class Tokenizer:
         if ordinary_zero:
             self._pieces.remove("!")
             self._pieces.insert(0, "!")
+        self._encoded: dict[str, list[int]] = {}
         self._first_byte = len(self._pieces)
         self._pieces += [f"<0x{b:02X}>" for b in range(256)]
         self._ids = {p: i for i, p in enumerate(self._pieces)}
@@ -80,6 +87,12 @@ class Tokenizer:
         return len(self._pieces)
 
     def encode(self, text: str, **_: Any) -> list[int]:
+        known = self._encoded.get(text)
+        if known is None:
+            known = self._encoded[text] = self._pieces_of(text)
+        return list(known)
+
+    def _pieces_of(self, text: str) -> list[int]:
         ids: list[int] = []
         while text:
             piece = next((p for p in self._long if text.startswith(p)), text[0])
@@ -88,23 +101,26 @@ class Tokenizer:
             text = text[len(piece) :]
         return ids
 
-    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
         plain = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
         flat = [plain] if isinstance(plain, int) else [int(i) for i in plain]
         if min(flat, default=0) < 0:
             raise OverflowError("out of range integral type conversion attempted")  # as the Rust tokenizers put it
-        return self._joined(i for i in flat if not (skip_special_tokens and i in self.all_special_ids))
+        text = self._joined(i for i in flat if not (skip_special_tokens and i in self.all_special_ids))
+        return _cleaned(text) if options.get("clean_up_tokenization_spaces") else text
 
-    def batch_decode(self, sequences: Any, skip_special_tokens: bool = False, **_: Any) -> list[str]:
-        return [self.decode(s, skip_special_tokens) for s in sequences]
+    def batch_decode(self, sequences: Any, skip_special_tokens: bool = False, **options: Any) -> list[str]:
+        return [self.decode(s, skip_special_tokens, **options) for s in sequences]
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         if isinstance(tokens, str):
             return self._ids.get(tokens.replace("▁", " "), self.unk_token_id)
         return [self.convert_tokens_to_ids(t) for t in tokens]
 
-    def convert_ids_to_tokens(self, ids: Any, **_: Any) -> Any:
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False, **_: Any) -> Any:
         plain = ids.tolist() if hasattr(ids, "tolist") else ids
+        if skip_special_tokens and not isinstance(plain, int):
+            plain = [i for i in plain if int(i) not in self.all_special_ids]
         # pieces are not text: a blank is a sign of its own in them
         shown = [self._piece(int(i)).replace(" ", "▁") for i in ([plain] if isinstance(plain, int) else plain)]
         return shown[0] if isinstance(plain, int) else shown
@@ -131,6 +147,64 @@ class Tokenizer:
 
     def _piece(self, i: int) -> str:
         return self._pieces[i] if 0 <= i < len(self._pieces) else self.unk_token
+
+
+class Words(Tokenizer):
+    """As SentencePiece vocabularies have it: a blank is part of the token behind it, and the first one is not shown.
+
+    `encode` takes the longest piece, so that ids which spell a word letter by letter don't come back as they were.
+    """
+
+    name_or_path = "stand-in of words"
+
+    def __init__(self, markers: Markers | None = None) -> None:
+        super().__init__(markers)
+        self._wide = {piece: self.vocab_size + i for i, piece in enumerate(_WIDE)}
+        self._wide_of = {i: piece for piece, i in self._wide.items()}
+        self.vocab_size += len(_WIDE)
+
+    def letters(self, word: str) -> list[int]:
+        """Ids that spell a word one letter at a time, as sampling may and `encode` does not."""
+        return [self._ids[c] for c in word]
+
+    def _pieces_of(self, text: str) -> list[int]:
+        ids: list[int] = []
+        at = 0
+        while at < len(text):
+            marker = next((m for m in self._long if len(m) > 1 and text.startswith(m, at)), "")
+            wide = "" if marker else next((w for w in _WIDE if text.startswith(w, at)), "")
+            piece = marker or wide or text[at]
+            ids += [self._wide[wide]] if wide else super()._pieces_of(piece)
+            at += len(piece)
+        return ids
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
+        return super().decode(token_ids, skip_special_tokens, **options).removeprefix(" ")
+
+    def _joined(self, ids: Iterable[int]) -> str:
+        data = b"".join(self._bytes(i) for i in ids)
+        return data.decode("utf-8", "replace")
+
+    def _bytes(self, i: int) -> bytes:
+        if i in self._wide_of:
+            return self._wide_of[i].encode()
+        last = self._first_byte + 256
+        return bytes([i - self._first_byte]) if self._first_byte <= i < last else self._piece(i).encode()
+
+    def _piece(self, i: int) -> str:
+        return self._wide_of[i] if i in self._wide_of else super()._piece(i)
+
+
+_WIDE = ("Lima", *(f" {chr(c)}" for c in range(33, 127) if chr(c) != "<"))
+
+
+def _cleaned(text: str) -> str:
+    """What transformers' `clean_up_tokenization` does to a text."""
+    for before, after in ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't")):
+        text = text.replace(before, after)
+    for ending in ("m", "s", "ve", "re"):
+        text = text.replace(f" '{ending}", f"'{ending}")
+    return text
 
 
 @dataclass(frozen=True)
@@ -207,15 +281,27 @@ def _given(subject: Subject, tok: Tokenizer, rollout: Sequence[_Row], prompt: bo
     return _inputs(tok, rollout, prompt, uneven="prompt_ids" in subject.bound.names)
 
 
+@functools.lru_cache(maxsize=1)
+def _plain() -> Tokenizer:
+    return Tokenizer()
+
+
 def example_inputs(raws: Sequence[str]) -> dict[str, Any]:
     """The same texts as ids, for the binder; without torch only the texts."""
     try:
-        tok = Tokenizer()
+        tok = _plain()
         rollout = [_row(tok, "plain", [(r, 1, 1), (tok.eos_token, 1, 1)], r) for r in raws]
         inputs = _inputs(tok, rollout, prompt=False)
         return {**inputs, "prompt_ids": inputs["token_ids"][:, :0]}
     except ImportError:
         return {}
+
+
+def example_beside(own: str, tool: str) -> dict[str, Any]:
+    """One row of ids: what the policy wrote, then what a tool put there, which the completion mask leaves out."""
+    tok = _plain()
+    rollout = [_row(tok, "tool output", [(own, 1, 1), (tool, 0, 1), (tok.eos_token, 1, 1)], own)]
+    return {**_inputs(tok, rollout, prompt=False), "prompt_ids": _inputs(tok, rollout, prompt=False)["token_ids"][:, :0]}
 
 
 def run(subject: Subject, markers: Markers, contract: Contract) -> Iterator[Check]:
@@ -239,11 +325,14 @@ def run(subject: Subject, markers: Markers, contract: Contract) -> Iterator[Chec
     yield from _survive(got, markers, contract)
     yield _padding(got, contract)
     yield _ending(subject, got, contract)
+    yield from _first_end(subject, tok, prompt, got, contract)
     yield from _second_end(subject, tok, prompt)
     yield _masked(subject, got, contract)
     if prompt:
         yield _echo(got, contract)
     yield from _special(subject, markers, prompt, got, contract)
+    yield from _spaces(subject, tok, markers, prompt, got, contract)
+    yield from _reencoded(subject, markers, prompt)
     yield from _ignored(subject, markers, prompt)
     yield from _left(subject, tok, rollout, prompt, contract)
 
@@ -388,6 +477,25 @@ def _echo(got: Sequence[tuple[_Row, Text]], contract: Contract) -> Check:
     )
 
 
+def _first_end(
+    subject: Subject, tok: Tokenizer, prompt: bool, got: Sequence[tuple[_Row, Text]], contract: Contract
+) -> Iterator[Check]:
+    """Of two end tokens in a row, where one alone ends the text."""
+    if _JUNK in got[4][1].text or not (contract.stops_at_eos or "eos_token_id" in subject.bound.names):
+        return
+    probe, asks = "decode.first_end", "does the text stop at the first of two end tokens?"
+    eos = (tok.eos_token, 0, 0)
+    pieces = [("It is Lima.", 1, 1), (tok.eos_token, 1, 1), (_JUNK, 0, 0), eos]
+    rollout = [_row(tok, "two end tokens", pieces, "It is Lima."), got[0][0]]
+    try:
+        texts = _decoded(subject, _given(subject, tok, rollout, prompt), rollout)
+    except CallFailed:
+        return
+    if texts and _JUNK in texts[0].text:
+        says = f"the text runs on to the last of two end tokens: {quote(texts[0].value)}"
+        yield violates(probe, asks, says, AFTER_EOS, severity="hard" if contract.stops_at_eos else "soft")
+
+
 def _second_end(subject: Subject, tok: Tokenizer, prompt: bool) -> Iterator[Check]:
     """A function that takes a list of end tokens has to stop at each of them."""
     slot = next((s for s in subject.bound.report.slots if s.meaning == "eos_token_id" and "list" in s.form), None)
@@ -478,6 +586,91 @@ def _shifted(tensor: Any, lengths: Sequence[int]) -> Any:
     return torch.stack([torch.cat([row[n:], row[:n]]) for row, n in zip(tensor, lengths, strict=True)])
 
 
+_SPACED = "print(a , b) ; x !"
+
+
+def _spaces(
+    subject: Subject,
+    tok: Tokenizer,
+    markers: Markers,
+    prompt: bool,
+    got: Sequence[tuple[_Row, Text]],
+    contract: Contract,
+) -> Iterator[Check]:
+    """Blanks that a cleaning of the text takes out, and those that a token-by-token decoding loses."""
+    probe, asks = "decode.spaces", "do blanks come through as they were written?"
+    if contract.extracts or contract.only_reasoning or markers.answer or got[0][1].blank:
+        return
+    spaced = [_row(tok, "blanks in front of punctuation", [(_SPACED, 1, 1), (tok.eos_token, 1, 1)], _SPACED)]
+    words = Words(markers)
+    rollout = _rollout(words, markers.reasoning)[:2]
+    try:
+        cleaned = _decoded(subject, _given(subject, tok, spaced, prompt), spaced)
+        joined = _decoded(subject, _given(subject, words, rollout, prompt), rollout)
+    except (CallFailed, IndexError):
+        return
+    if cleaned and _SPACED not in cleaned[0].text and _tight(_SPACED) in _tight(cleaned[0].text):
+        says = f"blanks in front of punctuation are taken out: {quote(_SPACED)} gives {quote(cleaned[0].value)}"
+        says += "" if contract.verbatim else ". Code and formulas change with it; is that meant?"
+        yield violates(probe, asks, says, _STRIP, severity="hard" if contract.verbatim else "soft")
+        return
+    plain = survival(ANSWERS[0], got[0][1].text) == "exact"
+    if joined and plain and survival(ANSWERS[0], joined[0].text) == "spacing":
+        says = (
+            "if your tokenizer keeps blanks inside its tokens, as SentencePiece does, decoding token by token loses "
+            f"them: {quote(ANSWERS[0])} gives {quote(joined[0].value)}"
+        )
+        yield violates(probe, asks, says, _STRIP, severity="hard" if contract.verbatim else "soft")
+        return
+    yield agrees(probe, asks, "blanks come through, with either kind of vocabulary")
+
+
+def _tight(text: str) -> str:
+    return re.sub(r"\s", "", text)
+
+
+def _reencoded(subject: Subject, markers: Markers, prompt: bool) -> Iterator[Check]:
+    """Ids that a decoder hands back beside the text have to be those that were sampled."""
+    if not re.search(r"\.encode\(|(tokenizer|processing_class|\btok)\(", subject.source):
+        return
+    probe, asks = "decode.ids", "are the ids that come with the text those that were sampled?"
+    words = Words(markers)
+    letters = words.letters("Lima")
+    row = _Row("a word spelled in letters", (*letters, words.eos_token_id), (1,) * 5, (1,) * 5, "Lima")
+    try:
+        value = subject.bound.call_raw(_given(subject, words, [row], prompt))
+    except CallFailed:
+        return
+    found = next((ids for ids in _id_lists(value) if 0 < len(ids) <= 6), None)
+    if found is None:
+        return
+    if found[:4] != letters:
+        says = (
+            "the text is encoded again, and the ids that come with it are not those that were sampled, because a text "
+            f"has several spellings in tokens: {list(row.ids)} gives {found}"
+        )
+        exact = re.search(r"\b(as|were|was|the) sampled\b|token-in|same ids|for training|trained on", subject.doc, re.I)
+        yield violates(probe, asks, says, REENCODED, severity="hard" if exact else "soft")
+    else:
+        yield agrees(probe, asks, "the ids that come with the text are those that were sampled")
+
+
+def _id_lists(value: Any) -> Iterator[list[int]]:
+    """Lists of ids anywhere in a result."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    inner = fields(value)
+    if inner is not None:
+        value = list(inner.values())
+    if isinstance(value, (list, tuple)):
+        items: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
+        if items and all(type(v) is int for v in items):
+            yield items
+        else:
+            for v in items:
+                yield from _id_lists(v)
+
+
 def _special(
     subject: Subject, markers: Markers, prompt: bool, got: Sequence[tuple[_Row, Text]], contract: Contract
 ) -> Iterator[Check]:
@@ -512,6 +705,10 @@ def _padding(got: Sequence[tuple[_Row, Text]], contract: Contract) -> Check:
         if Tokenizer.pad_token in text.text:
             says = f"padding stands in the text, {row.name}: {quote(text.value)}"
             return violates(probe, asks, says, PAD_TEXT, severity="soft" if contract.raw else "hard")
+    ended = next((t for r, t in got if r.answer and Tokenizer.eos_token in t.text), None)
+    if ended is not None and contract.no_specials and not contract.keeps_end:
+        says = f"the docstring keeps special tokens out, and the end token stands in the text: {quote(ended.value)}"
+        return violates(probe, asks, says, PAD_TEXT)
     return agrees(probe, asks, "no padding in the text")
 
 

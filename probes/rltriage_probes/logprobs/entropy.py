@@ -1,17 +1,21 @@
-"""Entropy of the policy's distribution at every position.
+"""Entropy of the policy's distribution at every position, or its mean over the trained tokens.
 
 H[b, t] = - Σ_v p(v) log p(v),   p = softmax(z[b, t] / T)        in nats
+
+A one-sample estimate of it is -log p of the sampled token.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import torch
 
-from rltriage_probes import probing, solver
+from rltriage_probes import probing, solver, tolerance
 from rltriage_probes.contract import Agrees, Check
 from rltriage_probes.logprobs import logprobs
+from rltriage_probes.loss import surrogate
 from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
 from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen
 
@@ -21,21 +25,66 @@ SIGN = Pitfall(id="ENT-SIGN", family="sign", says="returns minus the entropy")
 LOGITS = Pitfall(id="ENT-RAW-LOGITS", family="normalisation", says="weights raw logits, not log-probabilities, with p")
 AXIS = Pitfall(id="ENT-AXIS", family="axis", says="normalises over the positions instead of over the vocabulary")
 BANNED = Pitfall(id="ENT-BANNED-NAN", family="nonfinite", says="gives NaN where a token is banned with a logit of -inf")
+PADDING = Pitfall(
+    id="ENT-PADDING",
+    family="mask-missing",
+    says="counts the placeholder of padded positions as if it were their entropy",
+)
+GRADIENT = Pitfall(
+    id="ENT-GRADIENT",
+    family="gradient-cut",
+    says="has the value of the entropy but not its gradient, so a bonus trains nothing right",
+)
 
 
-def axes(subject: Subject) -> tuple[Axis, ...]:
+def axes(subject: Subject, reduced: surrogate.Reduced = "tokens") -> tuple[Axis, ...]:
+    sampled = (
+        (
+            Option(
+                name="sampled", says="-log p of the sampled token, an estimate of the entropy", source="TRL RLOO, PPO"
+            ),
+            probing.as_pitfall("sampled negative", SIGN),
+        )
+        if reduced != "tokens" and "token_ids" in subject.bound.names
+        else ()
+    )
     return (
         Axis(
             name="form",
             options=(
                 Option(name="entropy", standing="standard", says="entropy in nats"),
                 Option(name="bits", says="entropy in bits"),
+                *sampled,
                 probing.as_pitfall("negative", SIGN),
                 probing.as_pitfall("raw logits", LOGITS),
                 probing.as_pitfall("over positions", AXIS),
             ),
         ),
         _whole(logprobs.temperature_axis(subject)),
+        surrogate.aggregation(subject, reduced),
+        _masking(subject, reduced),
+    )
+
+
+MASKS = ("completion_mask", "attention_mask", "lengths")
+"""Words that say which positions count, the first that the function has."""
+
+
+def _masking(subject: Subject, reduced: surrogate.Reduced) -> Axis:
+    own = Option(name="own", standing="standard")
+    if reduced == "tokens" or not subject.bound.names & set(MASKS):
+        return Axis(name="mask", options=(own,))
+    return Axis(
+        name="mask",
+        options=(
+            own,
+            probing.as_pitfall("missing", surrogate.MASK_MISSING),
+            probing.as_pitfall("sentinel", PADDING),
+            probing.as_pitfall("inverted", surrogate.MASK_INVERTED),
+            probing.as_pitfall("inverted, own count", surrogate.MASK_INVERTED),
+            *(probing.as_pitfall(name, surrogate.MASK_SHIFT) for name in surrogate.SHIFTS),
+            probing.as_pitfall("numerator", surrogate.MASK_NUMERATOR),
+        ),
     )
 
 
@@ -46,33 +95,62 @@ def _whole(axis: Axis) -> Axis:
 
 
 def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
+    """H [B, T], or its aggregate over the positions that count."""
+    key = ("entropy", options["form"], options["temperature"], knobs.get("temperature", 1.0))
+    each = s.remember(key, lambda: _each(s, options, knobs))
+    if options["mask"] == "sentinel":
+        mask = surrogate.tensor(s, "completion_mask")
+        each = each.where(mask > 0, torch.full_like(each, -knobs["sentinel"]))
+        options = {**options, "mask": "numerator"}
+        key = (*key, knobs["sentinel"])
+    return Result(value=surrogate.aggregated(each, s, options, knobs, key))
+
+
+def _each(s: Seen, options: Options, knobs: Knobs) -> torch.Tensor:
     z = s.inputs["logits"]
     assert isinstance(z, torch.Tensor)
-    t = knobs.get("temperature", 1.0)
+    return _of_logits(s, s.cache.get("leaf", z), options, knobs)
+
+
+def _of_logits(s: Seen, z: torch.Tensor, options: Options, knobs: Knobs) -> torch.Tensor:
+    """H [B, T] of logits."""
+    t, form = knobs.get("temperature", 1.0), options["form"]
     z = logprobs.tempered(z, options["temperature"], t)
-    logp = z.log_softmax(1 if options["form"] == "over positions" else -1)
-    p = logp.exp()
-    h = (p * z).sum(-1) if options["form"] == "raw logits" else -(p * logp).sum(-1)
-    h = {"negative": -h, "bits": h / 0.6931471805599453, "raw logits": -h}.get(options["form"], h)
-    return Result(value=h / t if options["temperature"] == "after" else h)
+    logp = z.log_softmax(1 if form == "over positions" else -1)
+    if form.startswith("sampled"):
+        ids = s.inputs["token_ids"]
+        assert isinstance(ids, torch.Tensor)
+        h = -logp.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        h = -h if form == "sampled negative" else h
+    else:
+        p = logp.exp()
+        h = (p * z).sum(-1) if form == "raw logits" else -(p * logp).sum(-1)
+        h = {"negative": -h, "bits": h / 0.6931471805599453, "raw logits": -h}.get(form, h)
+    return h / t if options["temperature"] == "after" else h
 
 
 def run(subject: Subject) -> Iterator[Check]:
     try:
         seen = [
-            _observed(subject, logprobs.logits_case(n, scale=s))
+            probing.repeatable(_observed, subject, logprobs.logits_case(n, scale=s))
             for n, s in (("random logits", 2.0), ("peaked logits", 6.0))
         ]
     except CallFailed as e:
         yield probing.raised("entropy.formula", ASKS, "random logits", e)
         return
-    base = axes(subject)
+    base = axes(subject, surrogate.reduction(seen[0].value))
     known = logprobs.temperature_of(subject)
     values = (1.0,) if known is None else (known,)
-    knobs = (Knob(name="temperature", values=values, known=True, active=lambda o: o["temperature"] != "none"),)
+    sentinels = tuple(dict.fromkeys((*(x for x in subject.literals if x), *(-x for x in subject.literals if x))))[:8]
+    knobs = (
+        Knob(name="temperature", values=values, known=True, active=lambda o: o["temperature"] != "none"),
+        Knob(name="sentinel", values=sentinels or (1.0,), known=True, active=lambda o: o["mask"] == "sentinel"),
+        surrogate.length_knob(subject),
+    )
     found = solver.solve(seen, reference, base, knobs)
     if found is None:
-        gap = probing.distance(seen, reference, {a.name: a.options[0].name for a in base}, {})
+        nearest = {"temperature": 1.0, "length": 1.0, "sentinel": 1.0}
+        gap = probing.distance(seen, reference, {a.name: a.options[0].name for a in base}, nearest)
         yield Check(probe="entropy.formula", asks=ASKS, outcome=probing.diverges("not the entropy of the logits", gap))
         return
     convention = solver.convention(base, found)
@@ -82,15 +160,65 @@ def run(subject: Subject) -> Iterator[Check]:
         yield Check(probe="entropy.formula", asks=ASKS, outcome=outcome)
         return
     yield Check(probe="entropy.formula", asks=ASKS, outcome=Agrees(convention=convention))
+    yield from _gradient(subject, seen, found)
     yield from _banned(subject)
 
 
 def _observed(subject: Subject, case: Case) -> Seen:
-    s = probing.observe(subject, case)
+    s = probing.observe(subject, case, ("logits",))
     masks = [w for w in ("attention_mask", "completion_mask") if w in subject.bound.names]
     if masks and s.value.dim() == 2:
         s.where = torch.stack([case.inputs[w] > 0 for w in masks]).all(0)
+    counted = _counted(subject, case)
+    counts = {"token_count": float(counted.sum()), "row_count": float(counted.shape[0])}
+    s.inputs = {**counts, **s.inputs, "completion_mask": counted}
+    # gradients are compared once the value is known to be right
+    s.cache["gradient"], s.grads = s.grads.get("logits", torch.zeros(())), {}
     return s
+
+
+def _counted(subject: Subject, case: Case) -> torch.Tensor:
+    """Positions [B, T] that count, by whatever the function is told."""
+    logits = case.inputs["logits"]
+    word = next((w for w in MASKS if w in subject.bound.names), "")
+    if word == "lengths":
+        columns = torch.arange(logits.shape[1])[None]
+        return (columns < case.inputs["lengths"][:, None]).double()
+    return case.inputs[word].double() if word else torch.ones(logits.shape[:2], dtype=torch.float64)
+
+
+def _gradient(subject: Subject, seen: list[Seen], found: solver.Solution) -> Iterator[Check]:
+    """Whether the gradient is the entropy's too; a function for a log may carry none."""
+    asks = "is the gradient the one of the entropy?"
+    probe = "entropy.gradient"
+    for s in seen:
+        have = s.cache["gradient"]
+        logits = s.inputs["logits"]
+        assert isinstance(logits, torch.Tensor)
+        if have.dim() == 0:
+            yield from _without_gradient(subject, asks, probe)
+            return
+        leaf = logits.clone().requires_grad_(True)
+        fresh = Seen(case=s.case, inputs=s.inputs, value=s.value, grads={}, dtype=s.dtype, cache={"leaf": leaf})
+        fresh.cache["leaf:logits"] = leaf
+        want = surrogate.gradients(reference(fresh, found.options, found.knobs).value, fresh)["logits"]
+        if s.where is not None:
+            have, want = have[s.where], want[s.where]
+        gap = tolerance.gap("gradient of logits", s.case, have, want, s.dtype)
+        if gap is not None:
+            yield probing.violation(probe, asks, GRADIENT.says, GRADIENT, gap=gap)
+            return
+    yield probing.holds(probe, asks, "value and gradient are those of the entropy")
+
+
+def _without_gradient(subject: Subject, asks: str, probe: str) -> Iterator[Check]:
+    if not re.search(r"\.detach\(|\.data\b", subject.source):
+        return
+    if re.search(r"no_grad|inference_mode|requires_grad|set_grad_enabled", subject.source):
+        return
+    hard = probing.claims(subject, r"back-?prop", r"with gradient", r"differentia", r"bonus", r"regulari[sz]")
+    says = "no gradient reaches the logits: fine for a log, useless as an entropy bonus"
+    yield probing.violation(probe, asks, says, GRADIENT, severity="hard" if hard else "soft")
 
 
 def _banned(subject: Subject) -> Iterator[Check]:
@@ -117,13 +245,18 @@ ROLE = Role(
     name="entropy",
     stage="logprobs",
     asks="logits [B, T, V] -> entropy [B, T]",
-    takes=("logits", "temperature", "attention_mask", "completion_mask", "chunk_size", "token_ids", "lengths"),
+    takes=(
+        "logits", "temperature", "attention_mask", "completion_mask", "chunk_size", "token_ids", "lengths",
+        "aggregation",
+    ),
     needs=(("logits",),),
     returns="per token",
     example=logprobs.example,
     run=run,
     pitfalls=(
-        SIGN, LOGITS, AXIS, BANNED, logprobs.TEMPERATURE_IGNORED, logprobs.TEMPERATURE_AFTER,
+        SIGN, LOGITS, AXIS, BANNED, PADDING, GRADIENT, surrogate.AGGREGATION, surrogate.PADDED_DENOMINATOR,
+        surrogate.MASK_MISSING, surrogate.MASK_INVERTED, surrogate.MASK_SHIFT, surrogate.MASK_NUMERATOR,
+        logprobs.TEMPERATURE_IGNORED, logprobs.TEMPERATURE_AFTER,
         logprobs.TEMPERATURE_INVERTED, logprobs.TEMPERATURE_TWICE,
     ),
 )  # fmt: skip

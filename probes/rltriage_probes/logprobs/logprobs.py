@@ -9,6 +9,7 @@ Implementation Details of RLHF with PPO", detail on temperature).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -61,6 +62,9 @@ TEMPERATURE_HALF = Pitfall(
 MASK_SHIFT = Pitfall(id="LOGP-MASK-SHIFT", family="shift", says="zeroes log-probs with the mask of another position")
 DOUBLE = Pitfall(id="LOGP-DOUBLE-SOFTMAX", family="normalisation", says="takes the log-softmax of probabilities")
 FLATTENED = Pitfall(id="LOGP-FLATTEN", family="axis", says="flattens the logits in another order than the tokens")
+NO_GRADIENT = Pitfall(
+    id="LOGP-NO-GRADIENT", family="gradient-cut", says="returns log-probs through which no gradient flows"
+)
 NORMALISER_CUT = Pitfall(
     id="LOGP-NORMALISER-DETACHED", family="gradient-cut", says="lets no gradient through the log-sum-exp"
 )
@@ -330,7 +334,8 @@ def run(subject: Subject) -> Iterator[Check]:
     runs_model = "model" in subject.bound.names
     prepare = scoring.with_model if runs_model else lambda c: c
     try:
-        observed = [_observed(subject, prepare(c)) for c in (example({}), logits_case("peaked logits", scale=6.0))]
+        made = (example({}), logits_case("peaked logits", scale=6.0))
+        observed = [probing.repeatable(_observed, subject, prepare(c)) for c in made]
     except CallFailed as e:
         yield probing.raised("logprobs.formula", ASKS, "random logits", e)
         return
@@ -459,9 +464,13 @@ def _borders(s: Seen) -> Check:
 def _gradient(subject: Subject, s: Seen, best: Solution) -> Iterator[Check]:
     """d logp / d logits of compared positions, where the function is differentiable at all."""
     got = s.grads.get("logits")
-    if got is None or s.value.dim() != 2 or s.where is None:
+    if s.value.dim() != 2 or s.where is None:
         return
     asks = "does the gradient equal that of a log-softmax?"
+    if got is None:
+        if "model" not in subject.bound.names:
+            yield from _no_gradient(subject, asks)
+        return
     z = s.inputs["logits"]
     assert isinstance(z, Tensor)
     g = _reference_gradient(s, best.options, best.knobs)
@@ -482,6 +491,23 @@ def _gradient(subject: Subject, s: Seen, best: Solution) -> Iterator[Check]:
     else:
         says = "the values are right but their gradient is not that of a log-softmax"
         yield Check(probe="logprobs.gradient", asks=asks, outcome=probing.diverges(says, found))
+
+
+_MEANT = re.compile(r"no_grad|inference_mode|set_grad_enabled|numpy|\bnp\.|\.item\(|\.tolist\(|(?<!\.)\bfloat\(|\bmath\.")
+_OTHERS = re.compile(r"old|ref|rollout|sampl|behavio|infer|eval|vllm|teacher|frozen", re.IGNORECASE)
+
+
+def _no_gradient(subject: Subject, asks: str) -> Iterator[Check]:
+    """A question where nothing says that these are the log-probs of a policy that is not being trained."""
+    if _MEANT.search(subject.source) or _OTHERS.search(_name_of(subject)):
+        return
+    says = "no gradient flows through the log-probs: right for old and reference ones, fatal for those that are trained"
+    yield probing.violation("logprobs.gradient", asks, says, NO_GRADIENT, severity="soft")
+
+
+def _name_of(subject: Subject) -> str:
+    found = re.search(r"def\s+(\w+)", subject.source)
+    return found[1] if found else ""
 
 
 def _reference_gradient(s: Seen, options: Options, knobs: Knobs) -> Tensor:
@@ -562,6 +588,6 @@ ROLE = Role(
     pitfalls=(
         SIGN, RAW, PROBABILITY, MAXIMUM, AXIS, GREEDY, SHIFT, TEMPERATURE_IGNORED, TEMPERATURE_AFTER,
         TEMPERATURE_INVERTED, TEMPERATURE_TWICE, TEMPERATURE_HALF, MASK_SHIFT, FLOOR, DOUBLE, FLATTENED,
-        NORMALISER_CUT, PADDING_INF, UNSTABLE, PACKED, NO_ATTENTION_MASK, POSITIVE,
+        NORMALISER_CUT, NO_GRADIENT, PADDING_INF, UNSTABLE, PACKED, NO_ATTENTION_MASK, POSITIVE,
     ),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rltriage_probes import probing, solver
 from rltriage_probes.contract import Agrees, Check
+from rltriage_probes.loss import spans
 from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
 from rltriage_probes.solver import Knobs, Options, Result, Seen, Solution
 from rltriage_probes.standins import StandInTokenizer
@@ -63,7 +64,7 @@ def _case(name: str, intent: Mapping[str, Any]) -> Case:
     inputs = {
         "token_ids": completion, "prompt_length": 0, "eos_token_id": eos, "pad_token_id": pad,
         "attention_mask": ((completion != pad) | (sampled > 0)).long(), "lengths": sampled.sum(-1).long(),
-        "completion_length": WIDTH, "prompt_ids": prompt, "tokenizer": _tokenizer(eos, pad),
+        "completion_length": WIDTH, "prompt_ids": prompt, "tokenizer": _tokenizer(eos, pad), **spans.example(intent),
     }  # fmt: skip
     return Case(name=name, inputs=inputs)
 
@@ -182,11 +183,14 @@ def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
 
 
 def run(subject: Subject) -> Iterator[Check]:
+    if "span_start_id" in subject.bound.names:
+        yield from spans.run(subject)
+        return
     case = example(subject.intent)
     if "prompt_length" in subject.bound.names:
         case = _with_prompt(case)
     try:
-        s = probing.observe(subject, case)
+        s = probing.repeatable(probing.observe, subject, case)
     except CallFailed as e:
         yield probing.raised("completion_mask.formula", ASKS, case.name, e)
         return
@@ -221,10 +225,12 @@ ROLE = Role(
         "completion_length",
         "lengths",
         "tokenizer",
+        "span_start_id",
+        "span_end_id",
     ),
     needs=(("token_ids",),),
     returns="mask",
     example=example,
     run=run,
-    pitfalls=(DROPS_EOS, BY_ID, ALL, ONE_MORE, LAST, NO_EOS, INVERTED, PROMPT_TOO),
+    pitfalls=(DROPS_EOS, BY_ID, ALL, ONE_MORE, LAST, NO_EOS, INVERTED, PROMPT_TOO, *spans.PITFALLS),
 )

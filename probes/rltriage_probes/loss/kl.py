@@ -1,23 +1,36 @@
-"""Per-token estimates of KL(policy || reference), as functions of their own.
+"""KL(policy || reference) as a function of its own: an estimate on sampled tokens, or the sum over the vocabulary.
 
-Formulas and their sources: `estimators.py`.
+    KL[b, t] = Σ_v p(v) (log p(v) - log q(v)),   p = softmax(z_policy),  q = softmax(z_reference)
+
+Formulas of the estimates and their sources: `estimators.py`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from rltriage_probes import probing, solver, tolerance
-from rltriage_probes.contract import Agrees, Check
+from rltriage_probes import formula, probing, tolerance
+from rltriage_probes.contract import Check
+from rltriage_probes.formula import Formula, Judged
 from rltriage_probes.loss import estimators, surrogate
-from rltriage_probes.model import Axis, CallFailed, Case, Option, Role, Subject
-from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
+from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
+from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen
 
 ASKS = "which estimator of KL(policy || reference) is this?"
-WRT = ("logprobs",)
+WRT = ("logprobs", "logits")
+VOCABULARY = 9
+WHOLE_ASKS = "is this the KL divergence of the two softmax distributions?"
+
+NOT_NORMALISED = Pitfall(
+    id="KL-RAW-LOGITS", family="normalisation", says="takes differences of logits where log-probabilities are wanted"
+)
+VOCABULARY_MEAN = Pitfall(
+    id="KL-VOCAB-MEAN", family="denominator", says="averages over the vocabulary, where the KL is a sum over it"
+)
 
 
 def example(intent: Mapping[str, Any]) -> Case:
@@ -33,10 +46,12 @@ def _case(name: str) -> Case:
     logp = -torch.rand(b, t, generator=g) * 3 - 0.05
     ref = logp + torch.randn(b, t, generator=g) * 0.8
     old = logp + torch.randn(b, t, generator=g) * 0.3
+    logits = torch.randn(b, t, VOCABULARY, generator=g) * 1.5
     inputs = {
         "logprobs": logp, "ref_logprobs": ref, "old_logprobs": old, "completion_mask": mask,
         "attention_mask": mask.long(), "lengths": lengths, "ratio": (logp - old).exp(),
-        "token_count": 1.5 * float(mask.sum()), "row_count": float(b),
+        "token_count": 1.5 * float(mask.sum()), "row_count": float(b), "logits": logits,
+        "ref_logits": logits + torch.randn(b, t, VOCABULARY, generator=g) * 0.8, "temperature": 0.7,
     }  # fmt: skip
     return Case(name=name, inputs=inputs)
 
@@ -48,14 +63,64 @@ def axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
         estimators.estimator_axis(
             with_ratio=with_ratio, wanted=estimators.wanted(subject), pitfall=estimators.ESTIMATOR
         ),
+        # the sign first: for k1 the exchange of policy and reference is the same, and says less of what it does
+        _sign(),
         estimators.direction_axis(subject),
-        Axis(
-            name="sign",
-            options=(Option(name="plus", standing="standard"), probing.as_pitfall("minus", estimators.SIGN)),
-        ),
         surrogate.aggregation(subject, reduced),
         surrogate.masking(subject, reduced),
     )
+
+
+def _sign() -> Axis:
+    plus = Option(name="plus", standing="standard")
+    return Axis(name="sign", options=(plus, probing.as_pitfall("minus", estimators.SIGN)))
+
+
+def whole_axes(subject: Subject, reduced: surrogate.Reduced) -> tuple[Axis, ...]:
+    """Form, direction and mean of a KL over the whole vocabulary."""
+    forms = (
+        Option(name="kl", standing="standard", says="KL over the whole vocabulary"),
+        Option(name="jsd", says="Jensen-Shannon divergence, beta=0.5", source="GKD, arXiv:2306.13649"),
+        probing.as_pitfall("raw logits", NOT_NORMALISED),
+        probing.as_pitfall("vocabulary mean", VOCABULARY_MEAN),
+    )
+    known = "temperature" in subject.bound.names
+    tempered = Option(name="divided", standing="standard", says="logits divided by the temperature")
+    temperature = (
+        (tempered, Option(name="none", says="temperature not used"))
+        if known
+        else (Option(name="none", standing="standard"),)
+    )
+    return (
+        Axis(name="form", options=forms), Axis(name="temperature", options=temperature), _sign(),
+        estimators.direction_axis(subject), surrogate.aggregation(subject, reduced),
+        surrogate.masking(subject, reduced),
+    )  # fmt: skip
+
+
+def whole_reference(s: Seen, options: Options, knobs: Knobs) -> Result:
+    """The sum over the vocabulary of the module's docstring, [B, T] or averaged."""
+    key = ("whole", options["form"], options["direction"], options["temperature"])
+    tokens = s.remember(key, lambda: _whole(s, options))
+    factor = -knobs["beta"] if options["sign"] == "minus" else knobs["beta"]
+    value = surrogate.aggregated(tokens, s, options, knobs, key) * factor
+    return Result(value=value, grads=lambda: surrogate.gradients(value, s))
+
+
+def _whole(s: Seen, options: Options) -> torch.Tensor:
+    t = float(s.inputs["temperature"]) if options["temperature"] == "divided" else 1.0  # type: ignore[arg-type]
+    mine, other = surrogate.tensor(s, "logits") / t, surrogate.tensor(s, "ref_logits").detach() / t
+    log_p, log_q = mine.log_softmax(-1), other.log_softmax(-1)
+    if options["direction"] == "reversed":
+        log_p, log_q, mine, other = log_q, log_p, other, mine
+    if options["form"] == "raw logits":
+        return (log_p.exp() * (mine - other)).sum(-1)
+    if options["form"] == "jsd":
+        middle = torch.logaddexp(log_p, log_q) - 0.6931471805599453
+        halves = (log_p.exp() * (log_p - middle)).sum(-1), (log_q.exp() * (log_q - middle)).sum(-1)
+        return (halves[0] + halves[1]) / 2
+    kl = (log_p.exp() * (log_p - log_q)).sum(-1)
+    return kl / mine.shape[-1] if options["form"] == "vocabulary mean" else kl
 
 
 def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
@@ -74,17 +139,42 @@ def _ratio(s: Seen) -> torch.Tensor:
 
 
 def run(subject: Subject) -> Iterator[Check]:
-    try:
-        seen = [_observed(subject, _case(n)) for n in ("log-ratios of both signs", "other log-ratios")]
-    except CallFailed as e:
-        yield probing.raised("kl.formula", ASKS, "log-ratios of both signs", e)
+    whole = "logits" in subject.bound.names
+    question = Formula(
+        probe="kl.formula", asks=WHOLE_ASKS if whole else ASKS,
+        cases=tuple(_case(n) for n in ("log-ratios of both signs", "other log-ratios")),
+        reference=whole_reference if whole else reference, observe=_observed,
+        axes=lambda seen: (whole_axes if whole else axes)(subject, surrogate.reduction(seen[0].value)),
+        knobs=lambda seen: (_weight(subject), surrogate.length_knob(subject)),
+        nothing_fits="no known KL gives these values" if whole else "no known KL estimator gives these values",
+        hide=lambda knobs: {k: v for k, v in knobs.items() if v != 1.0},
+    )  # fmt: skip
+    found = formula.judge(subject, question)
+    yield found.check
+    if not found.right:
         return
-    base = axes(subject, surrogate.reduction(seen[0].value))
-    knobs = (_weight(subject), surrogate.length_knob(subject))
-    found = solver.solve(seen, reference, base, knobs)
-    yield _formula_check(seen, base, found)
-    if found is not None and not found.pitfalls and "completion_mask" in subject.bound.names:
+    yield from _without_gradient(subject, found)
+    if not whole and "completion_mask" in subject.bound.names:
         yield from _filler(subject)
+
+
+def _without_gradient(subject: Subject, found: Judged) -> Iterator[Check]:
+    """In a reward the KL needs no gradient, as a term of the loss it does."""
+    if any(s.grads for s in found.seen) or not re.search(r"\.detach\(|\.data\b", subject.source):
+        return
+    if re.search(r"no_grad|inference_mode", subject.source):
+        return
+    hard = probing.claims(
+        subject, r"back-?prop", r"\bloss term", r"term of the loss", r"with gradient", r"differentiable"
+    )
+    says = "no gradient reaches the policy's log-probs: fine in a reward, useless as a term of the loss"
+    yield probing.violation(
+        "kl.gradient",
+        "does a gradient reach the policy?",
+        says,
+        estimators.DETACHED,
+        severity="hard" if hard else "soft",
+    )
 
 
 def _weight(subject: Subject) -> Knob:
@@ -97,30 +187,16 @@ def _weight(subject: Subject) -> Knob:
 
 def _observed(subject: Subject, case: Case) -> Seen:
     s = surrogate.flat(probing.observe(subject, case, WRT))
-    logp = s.inputs["logprobs"]
-    assert isinstance(logp, torch.Tensor)
-    if s.grads:
-        s.cache["leaf:logprobs"] = logp.clone().requires_grad_(True)
+    for word in s.grads:
+        given = s.inputs[word]
+        assert isinstance(given, torch.Tensor)
+        s.cache["leaf:" + word] = given.clone().requires_grad_(True)
     if "ratio" in subject.bound.names:
         s.cache["uses ratio"] = torch.ones(())
     if s.value.dim() == 2 and "completion_mask" in subject.bound.names:
         where = case.inputs["completion_mask"] > 0
-        s.where, s.grad_where = where, {"logprobs": where}
+        s.where, s.grad_where = where, {"logprobs": where, "logits": where}
     return s
-
-
-def _formula_check(seen: list[Seen], base: tuple[Axis, ...], found: Solution | None) -> Check:
-    if found is None:
-        nearest = {a.name: a.options[0].name for a in base}
-        gap = probing.distance(seen, reference, nearest, {"beta": 1.0, "length": 1.0})
-        outcome = probing.diverges("no known KL estimator gives these values", gap)
-        return Check(probe="kl.formula", asks=ASKS, outcome=outcome)
-    convention = solver.convention(base, found, {k: v for k, v in found.knobs.items() if v != 1.0})
-    if found.pitfalls:
-        gap = probing.distance(seen, reference, probing.right_twin(base, found), found.knobs)
-        outcome = probing.known_bug(solver.named(found.pitfalls, {}), convention, gap)
-        return Check(probe="kl.formula", asks=ASKS, outcome=outcome)
-    return Check(probe="kl.formula", asks=ASKS, outcome=Agrees(convention=convention))
 
 
 def _filler(subject: Subject) -> Iterator[Check]:
@@ -155,15 +231,15 @@ ROLE = Role(
     asks="log-probs of policy and reference -> KL estimates [B, T], or their mean",
     takes=(
         "logprobs", "ref_logprobs", "completion_mask", "old_logprobs", "ratio", "attention_mask", "kl_estimator",
-        "beta", "token_count",
+        "beta", "token_count", "logits", "ref_logits", "temperature",
     ),
-    needs=(("logprobs",), ("ref_logprobs",)),
+    needs=(("logprobs", "logits"), ("ref_logprobs", "ref_logits")),
     returns="scalar",
     example=example,
     run=run,
     pitfalls=(
         estimators.ESTIMATOR, estimators.REVERSED, estimators.SIGN, estimators.NOT_ZERO, estimators.NO_SQUARE,
-        estimators.OVERFLOW,
+        estimators.OVERFLOW, estimators.DETACHED, NOT_NORMALISED, VOCABULARY_MEAN,
         surrogate.AGGREGATION,
         surrogate.PADDED_DENOMINATOR, surrogate.MASK_MISSING, surrogate.MASK_INVERTED, surrogate.MASK_SHIFT,
         surrogate.MASK_NUMERATOR,

@@ -115,6 +115,8 @@ def observe(subject: Subject, case: Case) -> tuple[Seen, Seen, bool]:
     )  # fmt: skip
     for s in (policy, rest):
         _prepare(subject, case, s)
+    policy.again = lambda inputs: observe(subject, Case(name=case.name, inputs=inputs))[0]
+    rest.again = lambda inputs: observe(subject, Case(name=case.name, inputs=inputs))[1]
     noise = torch.full((), 4e-7 * float(full.value.abs().max() + rest.value.abs().max()), dtype=torch.float64)
     policy.cache["conditioning"] = noise
     return policy, rest, bool(full.grads)
@@ -231,6 +233,8 @@ def _clip_knob(
     if known.known:
         return known
     upper = name == "clip_high"
+    other = subject.bound.settings.get("clip_high")
+    usual = (float(other), *usual) if isinstance(other, (int, float)) and not isinstance(other, bool) else usual
     written = [
         x if x <= 0.5 or (upper and x < 1.0) else round(abs(x - 1), 12)
         for x in subject.literals
@@ -311,7 +315,9 @@ def _compared(s: Seen) -> Tensor:
 
 def _solve_policy(subject: Subject, parts: Parts) -> Solution | None:
     axes = surrogate.axes(subject, parts.reduced)
-    return solver.solve(parts.policy, surrogate.reference, axes, clip_knobs(subject), budget=BUDGET)
+    return solver.solve(
+        parts.policy, surrogate.reference, axes, clip_knobs(subject), budget=BUDGET, quick=surrogate.quick
+    )
 
 
 def _policy_check(subject: Subject, parts: Parts, policy: Solution | None) -> Check:
@@ -377,10 +383,23 @@ def _scaled(subject: Subject, parts: Parts) -> tuple[Solution, float] | None:
     knobs = clip_knobs(subject)
     for options, _ in solver.combinations(surrogate.axes(subject, parts.reduced), 0):
         values = {k.name: k.values[0] for k in knobs if k.active(options)}
+        if not _proportional(parts.policy, surrogate.reference, options, values):
+            continue
         factors = [f for s in parts.policy if (f := _factor(s, surrogate.reference(s, options, values))) is not None]
-        if len(factors) == len(parts.policy) and abs(factors[0] / factors[-1] - 1) < 1e-3:
+        if len(factors) == len(parts.policy):
             return Solution(options=options, knobs=values, pitfalls=()), factors[0]
     return None
+
+
+def _proportional(seen: list[Seen], reference: solver.Reference, options: Options, knobs: Knobs) -> bool:
+    """Whether the values of all cases are the same multiple of the reference's; gradients, which cost more, aside."""
+    factors: list[float] = []
+    for s in seen:
+        expected = reference(s.plain(), options, knobs).value
+        if s.value.dim() != 0 or expected.dim() != 0 or abs(float(expected)) < 1e-12 or abs(float(s.value)) < 1e-12:
+            return False
+        factors.append(float(s.value) / float(expected))
+    return abs(factors[0] / factors[-1] - 1) < 1e-3
 
 
 def _factor(s: Seen, want: Result) -> float | None:
@@ -436,6 +455,8 @@ def _rest_check(subject: Subject, parts: Parts, policy: Solution | None) -> Iter
 def _nearest_rest(subject: Subject, parts: Parts, axes: tuple[Axis, ...]) -> Outcome:
     """No KL term with the weight that is known: say whether one fits with another weight."""
     for options, _ in solver.combinations(axes, 0):
+        if not _proportional(parts.kl, rest_reference, options, {"beta": 1.0, "length": 1.0}):
+            continue
         weights = [_factor(s, rest_reference(s, options, {"beta": 1.0, "length": 1.0})) for s in parts.kl]
         if None not in weights and abs(weights[0] / weights[-1] - 1) < 1e-3:  # type: ignore[operator]
             words = solver.convention(axes, Solution(options=options, knobs={}, pitfalls=())).summary

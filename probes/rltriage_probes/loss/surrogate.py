@@ -78,6 +78,9 @@ ONE_BOUND = Pitfall(
     family="clip-bounds",
     says="uses one clip distance for both sides although it is given two",
 )
+CLIP_INERT = Pitfall(
+    id="LOSS-CLIP-INERT", family="inert-option", says="is given a clip distance and never limits the ratio"
+)
 RATIO_REFERENCE = Pitfall(
     id="LOSS-RATIO-REFERENCE", family="ratio", says="forms the ratio with the reference model instead of the old policy"
 )
@@ -107,7 +110,7 @@ PADDED_DENOMINATOR = Pitfall(
 PITFALLS = (
     SIGN, ADV_SIGN, ADV_AXIS, RATIO_INVERTED, RATIO_DETACHED, RATIO_CONSTANT, RATIO_NO_EXP, RATIO_SUM, RATIO_PADDED,
     CLIP_MAX, CLIP_NO_MIN, CLIP_BLIND, CLIP_SWAPPED, CLIP_ONE_SIDED, CLIP_NO_ONE, DUAL_SIGN, ONE_BOUND,
-    RATIO_REFERENCE, CISPO_GRADIENT, BRANCH, MASK_MISSING,
+    CLIP_INERT, RATIO_REFERENCE, CISPO_GRADIENT, BRANCH, MASK_MISSING,
     MASK_INVERTED, MASK_SHIFT, MASK_NUMERATOR, AGGREGATION, PADDED_DENOMINATOR,
 )  # fmt: skip
 
@@ -225,7 +228,7 @@ def _surrogate(subject: Subject) -> Axis:
         options=(
             Option(name="clip", standing="standard", says="clipped surrogate"),
             Option(name="dual", says="clipped surrogate with a dual clip", source="arXiv:1912.09729; verl; TRL delta"),
-            Option(name="none", says="ratio without clipping"),
+            probing.wrong_here(Option(name="none", says="ratio without clipping"), CLIP_INERT, _must_clip(subject)),
             Option(name="reinforce", says="advantage times log-prob, no ratio", source="REINFORCE; verl gpg"),
             Option(name="weighted", says="detached ratio times log-prob"),
             Option(name="log clip", says="clip in log space"),
@@ -248,13 +251,24 @@ def _surrogate(subject: Subject) -> Axis:
     )
 
 
+def _must_clip(subject: Subject) -> bool:
+    """Whether the function has a clip distance as a parameter of its own, and no other setting that could switch it off."""
+    slots = subject.bound.report.slots
+    given = any(s.meaning in ("clip", "clip_low", "clip_high") and s.path.isidentifier() for s in slots)
+    positive = any(
+        _is_number(x := subject.bound.settings.get(w)) and 0 < x < 1 for w in ("clip", "clip_low", "clip_high")
+    )
+    return given and positive and not {"loss_type", "ratio_level"} & set(subject.bound.settings)
+
+
 def _bounds(subject: Subject) -> Axis:
     symmetric = Option(name="symmetric", standing="standard")
     apart = Option(name="apart", says="upper clip distance of its own", source="DAPO, arXiv:2503.14476")
     known = {w: x for w in ("clip", "clip_low", "clip_high") if _is_number(x := subject.bound.settings.get(w))}
     low = known.get("clip_low", known.get("clip"))
     if low is None:
-        options: tuple[Option, ...] = (symmetric, apart)
+        # where the upper distance is known, no other one can stand in its place
+        options: tuple[Option, ...] = (apart,) if "clip_high" in known else (symmetric, apart)
     elif "clip_high" not in known or known["clip_high"] == low:
         options = (symmetric,)
     else:
@@ -377,6 +391,24 @@ def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     return Result(value=value, grads=lambda: gradients(value, s))
 
 
+def quick(s: Seen, options: Options, knobs: Knobs) -> float | None:
+    """The value of `reference` where it is a scalar."""
+    place = _PLACE.get((options["agg"], options["mask"]))
+    if place is None:
+        return None
+    key = (
+        "pg",
+        *(options[k] for k in ("level", "surrogate", "bounds", "adv")),
+        *(v for k, v in knobs.items() if k != "length"),
+    )
+    means = s.listed.get(key)
+    if means is None:
+        each = s.remember(key, lambda: tokens(s, options, knobs))
+        means = s.listed[key] = (_all_weights(s) @ each.flatten()).tolist()
+    value = means[place] / (knobs["length"] if options["agg"] in ("constant", "over constant") else 1.0)
+    return value if options["sign"] == "plus" else -value
+
+
 def gradients(value: Tensor, s: Seen) -> dict[str, Tensor]:
     """d value / d input, of a sum weighted with the cotangent where the value is no scalar."""
     from rltriage_probes.invoke import cotangent
@@ -410,6 +442,10 @@ def log_ratio(s: Seen) -> Tensor:
 
 def ratio_at(s: Seen, level: str) -> Tensor:
     """Importance ratio [B, T] at a level of the `level` axis."""
+    return s.remember(("ratio", level), lambda: _ratio_at(s, level))
+
+
+def _ratio_at(s: Seen, level: str) -> Tensor:
     d = log_ratio(s)
     mask = tensor(s, "completion_mask")
     logp = tensor(s, "logprobs")
@@ -420,21 +456,21 @@ def ratio_at(s: Seen, level: str) -> Tensor:
         "sequence sum": lambda: total.exp().expand_as(d),
         "sequence padded": lambda: (total / mask.shape[1]).exp().expand_as(d),
         # value of the sequence, gradient through each token's own log-prob; with the right count the two forms agree
-        "token sum": (logp - logp.detach() + total.detach()).exp,
-        "token padded": (logp - logp.detach() + total.detach() / mask.shape[1]).exp,
-        "on policy": (logp - logp.detach()).exp,
-        "inverted": (-d).exp,
+        "token sum": lambda: (logp - logp.detach() + total.detach()).exp(),
+        "token padded": lambda: (logp - logp.detach() + total.detach() / mask.shape[1]).exp(),
+        "on policy": lambda: (logp - logp.detach()).exp(),
+        "inverted": lambda: (-d).exp(),
         "detached": lambda: d.exp().detach(),
         "constant": lambda: torch.ones_like(d).detach(),
         "no exp": lambda: d,
-        "reference": (logp - tensor(s, "ref_logprobs").detach()).exp,
+        "reference": lambda: (logp - tensor(s, "ref_logprobs").detach()).exp(),
     }
-    return s.remember(("ratio", level), made[level])
+    return made[level]()
 
 
 def tokens(s: Seen, options: Options, knobs: Knobs) -> Tensor:
     """Per-token objective [B, T]."""
-    a = _advantage(s, options["adv"])
+    a = s.remember(("advantage", options["adv"]), lambda: _advantage(s, options["adv"]))
     logp = tensor(s, "logprobs")
     kind = options["surrogate"]
     if kind == "reinforce":

@@ -172,6 +172,11 @@ def formats(reading: Reading, markers: Markers) -> tuple[Format, ...]:
     return tuple(every.values())
 
 
+def in_tags(reading: Reading) -> tuple[Format, ...]:
+    """The tags that the function's strings name, with the answer between them."""
+    return tuple(Format(f"<{tag}>", f"{REASONING}\n<{tag}>\n@\n</{tag}>") for tag in _other_tags(reading))
+
+
 def _tagged(start: str, stop: str, markers: Markers) -> list[Format]:
     r = markers.reasoning
     return [

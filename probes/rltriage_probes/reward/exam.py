@@ -30,8 +30,16 @@ FORMAT = Pitfall(id="REW-FORMAT", family="reward-format", says="does not accept 
 WINDOW = Pitfall(
     id="REW-TAIL-WINDOW", family="truncation", says="looks for the answer in a part of the completion only"
 )
+SEES = Pitfall(
+    id="REW-SEES-TOOLS", family="mask-leak", says="grades text that the policy did not write, such as tool output"
+)
+OUTAGE = Pitfall(
+    id="REW-OUTAGE",
+    family="reward-exception",
+    says="gives the score of a wrong answer where the grader itself has failed",
+)
 RANGE = Pitfall(id="REW-RANGE", family="reward-hole", says="pays amounts that its own documentation rules out")
-PITFALLS = (LENGTH, ORDER, STATE, RAISES, NONFINITE, HOLE, CONSTANT, INVERTED, OPEN_TAG, FORMAT, WINDOW, RANGE)
+PITFALLS = (LENGTH, ORDER, STATE, RAISES, NONFINITE, HOLE, CONSTANT, INVERTED, OPEN_TAG, FORMAT, WINDOW, RANGE, OUTAGE, SEES)
 
 _LENIENT = re.compile(
     r"contain|substring|sub_?em\b|\bmention|\bappear|\bincludes?\b|overlap|\bf1\b|fuzz|similar|partial|"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rltriage_probes.contract import Check, Severity
 from rltriage_probes.reading import prose
-from rltriage_probes.reward import answers
+from rltriage_probes.reward import answers, programs
 from rltriage_probes.reward.answers import GOLDS, NEUTRAL
 from rltriage_probes.reward.exam import FORMAT, HOLE, Exam, Win
 from rltriage_probes.reward.scoring import PROMPTS, Item, same
@@ -29,15 +29,15 @@ _SIGNED = prose(r"\bsigned\b|\bnegative (numbers?|integers?|answers?|values?)\b"
 _APPROXIMATE = prose(r"toleran|within|approx|\bclose|round|\bint\(|floor|magnitude|absolute")
 _UNSIGNED = prose(r"magnitude|absolute|unsigned|non-?negative|sign (is )?(ignored|dropped)|positive")
 _ANY = prose(r"\bany\b|\bone of\b|at least one|\bcontain|pass@")
-_LAST = prose(
+LAST = prose(
     r"\b(the )?last (of (the|several|all) )?(\W{0,3}<?/?\w{0,12}>?[.\u2026]{0,3}(</\w+>)?\W{0,3} )?\W{0,3}"
     r"(answer|box(ed)?|\\boxed|block|tag|pair|match|one|number|####|line)\b",
 )
-_FIRST = prose(
+FIRST = prose(
     r"\b(the )?first (of (the|several|all) )?(\W{0,3}<?/?\w{0,12}>?[.\u2026]{0,3}(</\w+>)?\W{0,3} )?\W{0,3}"
     r"(answer|box(ed)?|\\boxed|block|tag|pair|match|one|number|####)\b",
 )
-_BEHIND = prose(
+BEHIND = prose(
     r"\b(behind|after|following|follows|past|outside)\b[^.;]{0,40}(</\w*(think|reason)|\bthink\w*|\breason\w*|"
     r"closing tag)|"
     r"\b(thinking|reasoning|thoughts?)\b[^.;]{0,30}(is |are |does |do )?(not |n't )(count|score|search|consider|read)|"
@@ -69,7 +69,7 @@ def check(exam: Exam) -> Iterator[Check]:
         if exam.scorer.late:
             break
         hits += _hits(exam, win)
-    if not exam.scorer.late:
+    if not (exam.scorer.late or exam.scorer.slow):
         hits += _once(exam, exam.picks[0])
     if not hits:
         yield agrees(
@@ -90,6 +90,23 @@ def check(exam: Exam) -> Iterator[Check]:
         first = distinct[0]
         says = f"silence pays more than a wrong answer: {quote(first.item.text)} earns {first.score:g}{more}"
     yield violates(probe, asks, says, HOLE, severity=severity, numbers={"kinds of hole": float(len(distinct))})
+
+
+def canaries(exam: Exam) -> Iterator[Check]:
+    """Does a program that solves nothing pass?"""
+    probe, asks = "reward.canaries", "does a program that solves nothing earn less than one that passes the tests?"
+    win = exam.wins[0]
+    paid = [
+        (what, item, score)
+        for what, code in programs.canaries(exam.reading)
+        if (score := exam.scorer.peek(item := win.item(code))) >= win.top - 1e-9
+    ]
+    if not paid:
+        yield agrees(probe, asks, "programs that do nothing, exit or raise earn less")
+        return
+    told = "; ".join(f"{what}: {quote(item.text)} earns {score:g}" for what, item, score in paid[:3])
+    says = f"full marks for what solves nothing: {told}; the tests are {quote(win.item('').gold)}"
+    yield violates(probe, asks, says, HOLE, numbers={"kinds of hole": float(len(paid))})
 
 
 _SILENCE = "an empty completion, more than a wrong answer,"
@@ -205,8 +222,8 @@ def two_answers(exam: Exam) -> Iterator[Check]:
     right, wrong = win.format.write(win.kind.gold), win.format.write(win.kind.wrong[0])
     late, early = Item(f"{wrong}\n{right}", gold), Item(f"{right}\n{wrong}", gold)
     by_last, by_first = exam.accepts(win, late), exam.accepts(win, early)
-    for promised, other, good, bad in (("last", _FIRST, late, early), ("first", _LAST, early, late)):
-        about = _LAST if promised == "last" else _FIRST
+    for promised, other, good, bad in (("last", FIRST, late, early), ("first", LAST, early, late)):
+        about = LAST if promised == "last" else FIRST
         if not about.search(exam.reading.prose) or other.search(exam.reading.prose):
             continue
         if not exam.accepts(win, good):
@@ -247,21 +264,21 @@ def draft(exam: Exam) -> Iterator[Check]:
                 "a draft inside the thinking counts, not the answer behind it: "
                 f"{quote(drafted.text)} earns {win.top:g} for gold {quote(gold)}"
             )
-            promised = _BEHIND.search(exam.doc) and not _BEHIND_TOO.search(exam.doc)
+            promised = BEHIND.search(exam.doc) and not BEHIND_TOO.search(exam.doc)
             yield violates(probe, asks, says, HOLE, severity="hard" if promised else "soft")
             return
     if exam.wins:
         yield agrees(probe, asks, "a draft inside the thinking earns nothing")
 
 
-_BEHIND_TOO = prose(r"whole|entire|anywhere|wherever|first")
+BEHIND_TOO = prose(r"whole|entire|anywhere|wherever|first")
 
 
 def decoys(exam: Exam) -> Iterator[Check]:
     """Does something in the reasoning in front pass for the answer?"""
     probe, asks = "reward.decoy", "does something in the reasoning pass for the answer?"
     for win in exam.picks:
-        decoy = _DECOYS.get(win.kind.name)
+        decoy = DECOYS.get(win.kind.name)
         if decoy is None or win.gold is not GOLDS[0] or exam.scorer.late:
             continue
         told, taken = decoy
@@ -277,13 +294,13 @@ def decoys(exam: Exam) -> Iterator[Check]:
                 f"{quote(win.kind.gold)} and full marks for {quote(paid)}"
             )
             sure = re.search(r"reason|explain|explanation|last|final|conclu|anywhere|think|steps?\b", exam.doc, re.I)
-            hard = bool(sure) and not _FIRST.search(exam.doc)
+            hard = bool(sure) and not FIRST.search(exam.doc)
             yield violates(probe, asks, says, FORMAT, HOLE, severity="hard" if hard else "soft")
             return
     yield agrees(probe, asks, "numbers and letters in front of the answer are passed over")
 
 
-_DECOYS: dict[str, tuple[str, tuple[str, ...]]] = {
+DECOYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "number": ("There are 3 cases, and 18 terms in each of them.", ("3", "18")),
     "option letter": ("A cat is not at issue, and Dogs or Cows are not either.", ("A", "C", "D")),
 }

@@ -17,7 +17,7 @@ from typing import Any
 from rltriage_probes.contract import Check, Diverges, NotRun, Raised, Severity
 from rltriage_probes.model import CallFailed, Case, Role, Subject
 from rltriage_probes.reading import Markers, Reading, markers, read
-from rltriage_probes.reward import answers, holes, memory, promises
+from rltriage_probes.reward import answers, holes, infrastructure, memory, programs, promises, sight
 from rltriage_probes.reward.answers import EXPRESSION, GOLDS, KINDS, NEUTRAL, Format, Gold, Kind
 from rltriage_probes.reward.exam import (
     CONSTANT,
@@ -72,8 +72,16 @@ _PENALTY = re.compile(r"penalt|distance|error|loss|cost", re.I)
 
 
 def run(subject: Subject) -> Iterator[Check]:
-    """All checks of one reward function."""
+    """All checks of one reward function. Nothing is called on the network meanwhile."""
     reading = read(subject)
+    if not infrastructure.needs_network(reading):
+        yield from _examined(subject, reading)
+        return
+    with infrastructure.no_network():
+        yield from _examined(subject, reading)
+
+
+def _examined(subject: Subject, reading: Reading) -> Iterator[Check]:
     exam = Exam(Scorer(subject), reading, markers(reading), unread_gold=_unread(subject, reading))
     scorer = exam.scorer
     if (
@@ -84,6 +92,10 @@ def run(subject: Subject) -> Iterator[Check]:
         scorer.graded = False  # a column that comes along and isn't used
     if scorer.graded:
         _search(exam)
+    if infrastructure.needs_network(reading) and not exam.wins and (_refused(exam) or _flat(exam)):
+        yield from infrastructure.check(exam)
+        yield _outside(exam)
+        return
     malformed = _score_malformed(exam)
     if not scorer.log.scored and not scorer.log.nonfinite and not scorer.log.uneven:
         yield _no_number(exam)
@@ -95,6 +107,10 @@ def run(subject: Subject) -> Iterator[Check]:
     if scorer.graded:
         yield from _golden(exam)
     yield from promises.amounts(exam)
+    yield from infrastructure.check(exam)
+    yield from sight.check(exam, subject)
+    if exam.wins and exam.wins[0].kind.name in ("function", "program"):
+        yield from holes.canaries(exam)
     if exam.wins:
         yield from holes.check(exam)
         yield from holes.two_answers(exam)
@@ -111,6 +127,26 @@ def run(subject: Subject) -> Iterator[Check]:
         reason = f"{scorer.log.cut} completions were not scored, because the function is slow"
         do = "Bind the part that grades a text, without the judge, the sandbox or the network behind it."
         yield Check(probe="reward.time", asks="was all of it scored?", outcome=NotRun(reason=reason, do=do))
+
+
+def _flat(exam: Exam) -> bool:
+    """Whether the network that is shut off decides all scores."""
+    for text in ("So it is 4.", "I do not know.", "<think>\nLet me see.\n</think>\n<answer>4</answer>"):
+        exam.scorer.one(Item(text, exam.default_gold()))
+    return len(exam.scorer.log.values) <= 1
+
+
+def _refused(exam: Exam) -> bool:
+    """Whether scores are missing because the network is shut off."""
+    return any("refused" in e.error.lower() for _, _, e in exam.scorer.log.failures)
+
+
+def _outside(exam: Exam) -> Check:
+    judge = infrastructure.is_judge(exam.reading)
+    what = "a language model behind a client" if judge else "a service on the network"
+    reason = f"the score comes from {what}, which is not called here"
+    do = "Bind the part that turns its reply into a score, or an adapter whose replies are canned."
+    return Check(probe="reward.scores", asks="does it give scores?", outcome=NotRun(reason=reason, do=do))
 
 
 def _no_number(exam: Exam) -> Check:
@@ -139,6 +175,8 @@ def _search(exam: Exam) -> None:
     if exam.scorer.puzzle:
         exam.wins += _wins(exam, EXPRESSION, GOLDS[0], tried)
         return
+    if _special(exam):
+        return
     for gold in GOLDS:
         for kind in KINDS:
             if exam.scorer.late:
@@ -148,6 +186,25 @@ def _search(exam: Exam) -> None:
             exam.wins += _wins(exam, kind, gold, tried)
         if exam.wins or exam.losses:
             return
+
+
+def _special(exam: Exam) -> bool:
+    """Programs with tests, and tool calls, where the code speaks of them."""
+    kinds: list[tuple[Kind, Sequence[Gold], Sequence[Format]]] = []
+    if programs.runs_code(exam.reading):
+        kinds.append((programs.FUNCTION, programs.FUNCTION_GOLDS, programs.FORMATS))
+        kinds.append((programs.PROGRAM, programs.PROGRAM_GOLDS, programs.FORMATS))
+    if programs.takes_calls(exam.reading):
+        kinds.append((programs.CALL, programs.CALL_GOLDS, programs.CALL_FORMATS))
+    for kind, golds, formats in kinds:
+        for gold in golds:
+            for f in (*formats, *answers.in_tags(exam.reading)):
+                if exam.scorer.late:
+                    return False
+                exam.wins += _wins(exam, kind, gold, [f])
+                if exam.wins:  # each of them may take a process of its own
+                    return True
+    return False
 
 
 def _wins(exam: Exam, kind: Kind, gold: Gold, tried: Sequence[Format]) -> Iterator[Win]:
@@ -263,6 +320,8 @@ def _convention(exam: Exam) -> str:
 def _score_malformed(exam: Exam) -> list[tuple[str, Item]]:
     best = exam.best[0].format if exam.wins else None
     items = [(name, Item(text, exam.default_gold())) for name, text in answers.wrapped_malformed(best)]
+    if exam.scorer.slow:
+        items = items[: answers.ORDINARY]
     for name, item in items:
         exam.scorer.one(item, name)
     return items
@@ -384,6 +443,8 @@ def _mixed(exam: Exam) -> list[Item]:
         items = [i for i in items if exam.scorer.failure(i) is None]
     if exam.scorer.late:  # a slow function: what is left of the time is for two small batches
         items = items[: 2 * exam.scorer.group]
+    elif exam.scorer.slow:
+        items = items[: 4 * exam.scorer.group]
     return items[: len(items) - len(items) % exam.scorer.group] or items
 
 
@@ -630,12 +691,16 @@ ROLE = Role(
         "operands",
         "token_ids",
         "completion_mask",
+        "attention_mask",
+        "lengths",
+        "prompt_ids",
+        "prompt_length",
         "tokenizer",
         "group_size",
         "eos_token_id",
         "pad_token_id",
     ),
-    needs=(("completions", "completion", "texts", "text"),),
+    needs=(("completions", "completion", "texts", "text", "token_ids"),),
     returns="raw",
     example=example,
     run=run,

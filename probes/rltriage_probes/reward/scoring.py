@@ -48,6 +48,9 @@ class Item:
     gold: Any
     prompt: str = PROMPTS[0]
 
+    def __hash__(self) -> int:
+        return hash((self.text, self.prompt))  # a gold answer may be a list
+
 
 @dataclass
 class Log:
@@ -75,6 +78,10 @@ def number(value: Any) -> float | None:
         value = value.item()
     if isinstance(value, (bool, int, float)):
         return float(value)
+    if hasattr(value, "tolist") and not isinstance(value, str):
+        value = value.tolist()
+    if isinstance(value, list) and value and all(type(v) is float for v in value):
+        return math.fsum(value) if all(map(math.isfinite, value)) else math.nan  # of tokens or steps
     if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
         return next((n for v in value if (n := number(v)) is not None), None)
     inner = fields(value)
@@ -107,7 +114,7 @@ class Scorer:
         self._call = subject.bound.call_raw
         names = subject.bound.names
         self._names = names
-        self.many = bool(names & {"completions", "texts"}) and not names & {"completion", "text"}
+        self.many = bool(names & {"completions", "texts", "token_ids"}) and not names & {"completion", "text"}
         self.puzzle = bool(names & {"operand_lists", "operands"})
         """Whether an answer is an expression over given numbers."""
         self.graded = self.puzzle or bool(names & {"answers", "answer"})
@@ -118,11 +125,21 @@ class Scorer:
         self.group = next((g for g in known if isinstance(g, int) and g > 1), 4)
         self.one_a_prompt = bool(_ONE_A_PROMPT.search(subject.doc))
         """Whether gold answers come one a prompt, not one a completion."""
+        slots = {s.path: s.meaning for s in subject.bound.report.slots}
+        self._transcripts = any(p in slots for p in ("prompts", "prompt")) and any(
+            slots.get(p, "").startswith("completion") for p in ("queries", "query", "sequences", "sequences_str")
+        )
+        """Whether the prompt stands in front of each completion."""
         self._started = clock()
 
     @property
     def late(self) -> bool:
         return clock() - self._started > SEARCH_SECONDS
+
+    @property
+    def slow(self) -> bool:
+        """Whether a score takes so long, as a process of its own does, that only few can be asked for."""
+        return clock() - self._started > 0.015 * max(20, self.log.scored)
 
     @property
     def over(self) -> bool:
@@ -164,6 +181,19 @@ class Scorer:
         """Score all in one call; `None` where the number of scores differs. Raises `CallFailed`."""
         got = rows(column(self._call(self._inputs(items))), len(items))
         return None if got is None else [self._noted(v, i) for v, i in zip(got, items, strict=True)]
+
+    def beside(self, own: str, tool: Item, chats: bool) -> float | None:
+        """What a completion earns in which the policy wrote `own` and a tool the other text; None: no number."""
+        from rltriage_probes.generation.tokens import example_beside
+
+        if chats:
+            turns = [("assistant", own), ("tool", tool.text), ("assistant", "I do not know.")]
+            messages = [{"role": role, "content": text} for role, text in turns]
+            given = {**self._inputs([tool]), "completions": [messages], "completion": messages}
+        else:
+            given = {**self._inputs([tool]), **example_beside(own, tool.text)}
+        got = rows(column(self._call(given)), 1) if self.many else [self._call(given)]
+        return None if not got else number(got[0])
 
     def count(self, items: Sequence[Item]) -> int | None:
         """How many scores a call with these items gives, where it gives another number; else None."""
@@ -218,6 +248,8 @@ class Scorer:
     def _inputs(self, items: Sequence[Item]) -> Mapping[str, Any]:
         texts, golds = [i.text for i in items], [i.gold for i in items]
         prompts = [i.prompt for i in items]
+        if self._transcripts:
+            texts = [p + t for p, t in zip(prompts, texts, strict=True)]
         numbers: list[list[int]] = []
         if self.puzzle:
             numbers, golds = map(list, zip(*(problem(str(g)) for g in golds), strict=True))

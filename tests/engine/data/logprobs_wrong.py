@@ -379,3 +379,18 @@ def forward_with_a_mask_of_ones(model, prompt_ids, prompt_mask, response_ids, re
     logits = out.logits[:, prompt_ids.shape[1] - 1 : -1]
     picked = logits.gather(-1, response_ids[..., None]).squeeze(-1)
     return (picked - logits.logsumexp(-1)) * response_mask
+
+
+# no gradient
+
+
+def of_detached_logits(logits, input_ids):
+    """Log-probs [B, T-1] of the next tokens."""
+    logp = torch.log_softmax(logits[:, :-1].detach(), dim=-1)
+    return logp.gather(-1, input_ids[:, 1:, None])[..., 0]
+
+
+def of_plain_data(logits, labels):
+    """Log-probs [B, T-1] of labels [B, T], shifted here."""
+    z = logits.data[:, :-1].float()
+    return z.gather(-1, labels[:, 1:].unsqueeze(-1)).squeeze(-1) - z.logsumexp(dim=-1)

@@ -157,3 +157,32 @@ def strange(logprobs, ref_logprobs):
     """Jeffreys-like score of each token."""
     d = ref_logprobs - logprobs
     return torch.tanh(d) * d
+
+
+def full_kl(logits, ref_logits):
+    log_p, log_q = torch.log_softmax(logits, -1), torch.log_softmax(ref_logits, -1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def full_kl_mean(logits, ref_logits, mask):
+    log_p, log_q = torch.log_softmax(logits, -1), torch.log_softmax(ref_logits, -1)
+    kl = torch.nn.functional.kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1)
+    return (kl * mask).sum() / mask.sum()
+
+
+def full_kl_tempered(policy_logits, reference_logits, temperature):
+    p = torch.distributions.Categorical(logits=policy_logits / temperature)
+    q = torch.distributions.Categorical(logits=reference_logits / temperature)
+    return torch.distributions.kl_divergence(p, q)
+
+
+def jensen_shannon(logits, ref_logits):
+    p, q = logits.softmax(-1), ref_logits.softmax(-1)
+    m = (p + q) / 2
+    return ((p * (p / m).log()).sum(-1) + (q * (q / m).log()).sum(-1)) / 2
+
+
+def loss_term(log_probs, ref_log_probs):
+    """KL term of the loss, back-propagated. [B, T]"""
+    delta = ref_log_probs - log_probs
+    return delta.exp() - delta - 1

@@ -118,3 +118,45 @@ def padding_mask(completion_ids, eos_token_id):
     """True on padding, which begins behind the first end token."""
     is_eos = completion_ids.eq(eos_token_id).long()
     return (is_eos.cumsum(1) - is_eos).ne(0)
+
+
+def outside_passages(responses, attention_mask, info_start_id, info_end_id):
+    """Mask [B, R] of policy tokens. The environment inserts info_start_id, passage, info_end_id."""
+    opened = responses.eq(info_start_id).long().cumsum(dim=1)
+    closed = responses.eq(info_end_id).long().cumsum(dim=1)
+    inserted = (opened > closed) | responses.eq(info_end_id)
+    return attention_mask * (~inserted).long()
+
+
+def outside_tool_output(response_ids, tool_start_id, tool_end_id, pad_token_id):
+    """Tool output is inserted between tool_start_id and tool_end_id, markers included."""
+    mask = (response_ids != pad_token_id).float()
+    for i, row in enumerate(response_ids.tolist()):
+        inside = False
+        for j, token in enumerate(row):
+            inside = inside or token == tool_start_id
+            if inside:
+                mask[i, j] = 0.0
+            inside = inside and token != tool_end_id
+    return mask
+
+
+def outside_ranges(token_ids, attention_mask, obs_start_id, obs_end_id):
+    """The environment inserts obs_start_id, text, obs_end_id."""
+    mask = attention_mask.clone()
+    for i, row in enumerate(token_ids.tolist()):
+        at = 0
+        while obs_start_id in row[at:]:
+            a = row.index(obs_start_id, at)
+            b = row.index(obs_end_id, a) + 1 if obs_end_id in row[a:] else len(row)
+            mask[i, a:b] = 0
+            at = b
+    return mask
+
+
+def markers_by_the_policy(responses, attention_mask, start_id, close_id):
+    """The policy writes both markers itself; only what is between them is foreign."""
+    opened = responses.eq(start_id).long().cumsum(dim=1)
+    closed = responses.eq(close_id).long().cumsum(dim=1)
+    inside = (opened > closed) & responses.ne(start_id)
+    return attention_mask * (~inside).long()
