@@ -104,15 +104,18 @@ _SPELLINGS: dict[str, str] = {
     "trajectory_ids": "trajectory_ids trajectory_id traj_ids traj_id episode_ids",
     "values": (
         "values value phi_values vpreds old_values value_preds critic_values vpred new_values newvalue newvalues new_value values_new "
-        "value_pred values_pred predicted_values pred_values cur_values current_values value_estimates v vals b_values v_pred state_values"
+        "value_pred values_pred predicted_values pred_values cur_values current_values value_estimates v vals b_values v_pred state_values vf_preds "
+        "v_preds vf_pred values_hat vhat v_hat value_preds_batch"
     ),
     "old_values": (
         "old_values values_old old_value phi_old_values rollout_values b_values mb_values vpreds_old old_vpreds prev_values "
-        "old_critic_values old_value_preds v_old old_v previous_values values_prev behavior_values old_vals"
+        "old_critic_values old_value_preds v_old old_v previous_values values_prev behavior_values old_vals vf_old "
+        "old_vpred old_v_preds v_preds_old values_rollout value_old target_old_values"
     ),
     "returns": (
         "returns target_value target_values value_targets return_ ret rets targets target value_target td_targets td_target "
-        "b_returns mb_returns v_target v_targets return_targets lambda_returns critic_targets gae_returns returns_to_go"
+        "b_returns mb_returns v_target v_targets return_targets lambda_returns critic_targets gae_returns returns_to_go "
+        "rollout_returns vtarg v_targ value_targ return_batch ret_batch discounted_returns mc_returns returns_batch target_returns"
     ),
     "next_values": "next_values values_next next_state_values v_next next_vals bootstrap_values_per_step next_value_preds",
     "last_value": (
@@ -121,8 +124,10 @@ _SPELLINGS: dict[str, str] = {
     ),
     "dones": (
         "dones done terminals terminal terminated terminations episode_ends is_terminal episode_end done_mask ends "
-        "is_done done_flags episode_dones is_end terminal_mask"
+        "is_done done_flags episode_dones is_end terminal_mask "
+        "episode_starts episode_start first_steps"
     ),
+    "alive": "alive nonterminal nonterminals non_terminal non_terminals not_done not_dones nondone continues nonterminal_mask alive_mask",
     "last_done": "last_done next_done last_dones next_dones final_done last_terminal next_terminal",
     "token_kl": "token_kl kl kls per_token_kl approx_kl kl_div kl_divergence kl_estimate kl_tokens kld kl_values",
     "last_index": (
@@ -138,7 +143,7 @@ _SPELLINGS: dict[str, str] = {
     ),
     "penalty_factor": (
         "penalty_factor overlong_penalty_factor overlong_penalty penalty_scale penalty_weight overlong_factor max_penalty "
-        "length_penalty_factor penalty_coef overlong_coef length_penalty_coef factor penalty length_penalty penalty_coeff"
+        "length_penalty_factor penalty_coef overlong_coef length_penalty_coef overlong_buffer_penalty overlong_buffer_penalty_factor factor penalty length_penalty penalty_coeff"
     ),
     "reward_clip": (
         "reward_clip reward_clip_range score_clip clip_reward cliprange_reward clip_score reward_clip_value max_reward_abs "
@@ -307,6 +312,7 @@ _SPELLINGS: dict[str, str] = {
         "model_path model_name model_name_or_path base_model_name base_model_path pretrained pretrain model_id "
         "base_model_id checkpoint model_dir base_model_name_or_path pretrained_model_name_or_path base model_ref"
     ),
+    "lora_config": "lora_config peft_config adapter_config lora_cfg peft_cfg",
     "lora_targets": "target_modules targets lora_targets lora_target_modules lora_target target_names target_module_names",
     "modules_to_save": "modules_to_save full_modules save_modules trainable_modules",
     "micro_batch_size": "micro_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_mini_batch_size micro_train_batch_size train_micro_batch_size microbatch_size mini_batch_size minibatch_size per_device_train_batch_size mbs micro_bsz micro_bs",
@@ -569,7 +575,7 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "mask": "completion_mask", "eps": "", "epsilon": "", "t": "", "k": "", "n": "", "gamma": "", "alpha": "",
         **dict.fromkeys("is_answer is_target is_trained is_response answer_tokens train_on".split(), "completion_mask"),
         "weights": "token_weights", "values": "", "reduction": "",
-        "y": "labels", "index": "labels", "num_items": "token_count", "normalizer": "token_count",
+        "y": "labels", "index": "labels", "source": "logits", "num_items": "token_count", "normalizer": "token_count",
         "total_valid_tokens": "token_count", "num_valid_tokens": "token_count", "num_label_tokens": "token_count",
         "completions": "", "prompts": "", "smoothing": "label_smoothing", "temperature": "", "beta": "", "scale": "",
     },
@@ -796,13 +802,14 @@ WHOLE_GOLDS = frozenset(
 )
 """Gold answers that are records of a form of their own, and are handed over in one piece."""
 
-OPTION_LETTERS: dict[str, object] = dict.fromkeys(
-    "choices options valid_choices valid_options valid_answers letters labels all_choices option_letters".split(), ("A", "B", "C", "D")
+OPTION_LETTERS = frozenset(
+    "choices options valid_choices valid_options valid_answers letters labels all_choices option_letters".split()
 )
 """What an extractor of option letters gets besides the text."""
 
 FLAG = re.compile(
     r"^_?(use|is|has|enable|do|with|return|log|compute|should|apply|include|debug|verbose|track|save)_|_enabled$|_only$|^verbose$|^debug$"
+    r"|^(gradient_checkpointing|load_in_[48]bit|bf16|fp16|tf32|trust_remote_code|flash_attention)$"
 )
 """Names of switches: off unless the class says otherwise."""
 

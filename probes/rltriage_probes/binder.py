@@ -26,13 +26,16 @@ SETTING_WORDS = frozenset(
     "row_count prompt_length completion_length".split()
 )
 """Scalars that any function may take, whatever its role lists."""
+ADAPTER = "RLTRIAGE_ADAPTER"
+"""Name in a module whose functions take words of the vocabulary under their own names (`rltriage adapter`)."""
 HEAD_WORDS = frozenset(("hidden_states", "lm_head_weight", "lm_head_bias"))
 """What a fused head takes in place of logits."""
 DOCUMENTED: dict[str, Any] = {
     "clip": 0.2, "clip_low": 0.2, "clip_high": 0.2, "clip_value": 0.2, "beta": 0.04, "temperature": 1.0,
     "group_size": 4,
     "gamma": 1.0, "lam": 0.95, "entropy_coef": 0.0, "eps": 1e-6, "dual_clip": None, "scale_rewards": True,
-    "chunk_size": 2,
+    "chunk_size": 2, "target_margin": 1.0, "margin_ratio": 0.5, "desirable_weight": 1.0, "undesirable_weight": 1.0,
+    "nll_weight": 1.0, "penalty_weight": 1.0, "center_coef": 0.01,
     "eos_token_id": 2, "pad_token_id": 0, "dim": None,
 }  # fmt: skip
 """Values that papers and frameworks document, for what the function demands and nobody says."""
@@ -49,7 +52,17 @@ _COMPARES_ROWS = source.re.compile(
 """How code tells prompts apart that it has as rows of tokens."""
 
 
+_OF_EPISODES = source.re.compile(r"\b(episodes?|terminal|terminated|dones?)\b", source.re.I)
+"""What documentation says of a mask that marks where episodes end, not which tokens are there."""
 _HEAD = source.re.compile(r"(lm_|output_|vocab_|out_)?(head|proj|projection|linear|layer|unembed\w*)|embed_out")
+
+
+_RECORDS = frozenset("features examples instances batch items samples data_list item_list".split())
+"""Names of lists of samples."""
+
+
+def _vocabulary(call: Call) -> int:
+    return int(call.get("logits").shape[-1])
 
 
 def _no_penalty(call: Call) -> Any:
@@ -121,6 +134,8 @@ class Binder:
                 root, path = source.parse_path(key)
             except ValueError as e:
                 raise BindingFailed(str(e), reports.report_open(self, [key])) from None
+            if self.role.name in pairs.PAIR_ROLES:
+                value = pairs.of_pairs(self, value)
             if not value.startswith("=") and value not in WORDS:
                 near = ", ".join(self.role.takes[:10])
                 raise BindingFailed(
@@ -174,6 +189,8 @@ class Binder:
         return self.word_source(shown, name, value, "bind", flip, annotation, default)
 
     def meaning(self, root: str, name: str, path: Path, annotation: str, default: Any) -> tuple[str, str, bool]:
+        if not path and name in self.role.takes and ADAPTER in self.loaded.namespace:
+            return name, "name", False
         if self.role.name in LEARNING_ROLES:
             from rltriage_probes import learning
 
@@ -208,7 +225,13 @@ class Binder:
         role = self.role.name
         if role == "aggregate" and self._is_switch(name):
             return "", ""
-        if role == "value_loss" and aliases.snake(name) in ("values", "value", "vals", "v") and self._has_new_values(name):
+        if name == "batch_size" and "batch_size[" in self.loaded.source:
+            return "", ""  # the shape of a TensorDict, no number
+        if role == "gae" and aliases.snake(name) in ("mask", "masks") and _OF_EPISODES.search(self.docs.get(name, "")):
+            return "alive", "docstring"
+        if role == "gae" and name in ("dones", "done") and self._names() & {"episode_starts", "episode_start"}:
+            return "last_done", "name"
+        if role == "value_loss" and self._are_old_values(name):
             return "old_values", "name"
         if role == "aggregate" and self._is_second_mask(name):
             return "second_mask", "name"
@@ -216,37 +239,37 @@ class Binder:
             return "", ""
         if role in ("logprobs", "completion_mask") and name in ("prompts", "queries") and self._split():
             return "token_ids", "name"
-        if role == "sft_labels" and not source.re.search(r"tokeni[sz]e|processing_class|\.encode\(", self.facts.text):
-            word = aliases.ROLE_NAMES[role].get(aliases.snake(name), "")
-            ids = {"prompt": "prompt_id_lists", "completion": "completion_id_lists", "prompts": "prompt_id_lists",
-                   "completions": "completion_id_lists"}.get(word)  # fmt: skip
-            if ids is not None:
-                return ids, "name"
-        if role == "sft_loss" and aliases.snake(name) in ("weight", "w"):
-            return ("lm_head_weight" if self._has_hidden() else "token_weights"), "name"
-        if role == "sft_loss" and self._labels_are_ids(name):
-            return "token_ids", "source"
-        if role == "reward" and name in ("queries", "query") and {"prompts", "prompt"} & self._names():
-            return ("completions" if name == "queries" else "completion"), "name"  # prompt and response in one
-        ids = ("responses", "response", "completions", "sequences", "input_ids")
-        if role == "reward" and name in ids and self._has_tokenizer() and source.re.search(r"\bdecode\(", self.facts.text):
-            return "token_ids", "source"
-        if role == "reward" and name == "prompts" and "attention_mask" in self._names() and self._has_tokenizer():
-            return "prompt_ids", "source"
-        if role == "extract_answer" and name == self._first() and aliases.resolve(name, role, self.takes) is None:
-            annotation = str(self.signature.parameters[name].annotation).lower()
-            return ("completions" if annotation.startswith(("list", "sequence", "typing.list")) else "completion"), "name"
+        if role in ("sft_labels", "sft_loss"):
+            return self._of_sft(name)
+        if role in ("reward", "extract_answer"):
+            return self._of_a_grader(name)
         if role == "logprobs" and aliases.snake(name) in ("labels", "label_ids") and self._skips_labels():
             return "labels", "source"
         return None
+
+    def _of_sft(self, name: str) -> tuple[str, str] | None:
+        """The same for supervised fine-tuning: texts or ids, labels or ids, a head's weight or that of tokens."""
+        plain = aliases.snake(name)
+        if self.role.name == "sft_labels":
+            by_text = source.re.search(r"tokeni[sz]e|processing_class|\.encode\(", self.facts.text)
+            word = aliases.ROLE_NAMES["sft_labels"].get(plain, "")
+            ids = {"prompt": "prompt_id_lists", "completion": "completion_id_lists"}.get(word.removesuffix("s"))
+            return None if by_text or ids is None else (ids, "name")
+        if name.startswith("shift_") and "labels" in self._names():
+            return "", ""
+        if plain in ("weight", "w"):
+            return ("lm_head_weight" if self._has_hidden() else "token_weights"), "name"
+        return ("token_ids", "source") if self._labels_are_ids(name) else None
 
     def _is_switch(self, name: str) -> bool:
         """Whether a parameter is a switch by its annotation or default: `mask_truncated_completions: bool`."""
         p = self.signature.parameters.get(name)
         return p is not None and (p.annotation in (bool, "bool") or isinstance(p.default, bool))
 
-    def _has_new_values(self, name: str) -> bool:
-        """Whether another input holds the values that are being trained, and none those of the rollout (verl: vpreds)."""
+    def _are_old_values(self, name: str) -> bool:
+        """Whether plain `values` are those of the rollout: another input holds the trained ones (verl: vpreds)."""
+        if aliases.snake(name) not in ("values", "value", "vals", "v"):
+            return False
         found: set[str] = set()
         for other in self._names() - {name}:
             plain = aliases.snake(other)
@@ -273,7 +296,25 @@ class Binder:
         masked = (aliases.resolve(n, "sft_loss", ("completion_mask",)) for n in self._names() - {name})
         if known is None or known.word != "labels" or not any(m is not None for m in masked):
             return False
-        return not self._skips_labels() and not source.re.search(r"cross_entropy|CrossEntropy|nll_loss", self.facts.text)
+        skips = source.re.search(r"cross_entropy|CrossEntropy|nll_loss", self.facts.text)
+        return not self._skips_labels() and not skips
+
+    def _of_a_grader(self, name: str) -> tuple[str, str] | None:
+        """The same for the functions of the stage reward: transcripts, ids in place of texts, an unknown first name."""
+        if self.role.name == "extract_answer":
+            if name != self._first() or aliases.resolve(name, "extract_answer", self.takes) is not None:
+                return None
+            annotation = str(self.signature.parameters[name].annotation).lower()
+            many = annotation.startswith(("list", "sequence", "typing.list"))
+            return ("completions" if many else "completion"), "name"
+        if name in ("queries", "query") and {"prompts", "prompt"} & self._names():
+            return ("completions" if name == "queries" else "completion"), "name"  # prompt and response in one
+        if not self._has_tokenizer():
+            return None
+        ids = ("responses", "response", "completions", "sequences", "input_ids")
+        if name in ids and source.re.search(r"\bdecode\(", self.facts.text):
+            return "token_ids", "source"
+        return ("prompt_ids", "source") if name == "prompts" and "attention_mask" in self._names() else None
 
     def _first(self) -> str:
         """The first parameter behind `self`."""
@@ -383,6 +424,10 @@ class Binder:
             return default, "default"
         if generous and word in DOCUMENTED:
             return DOCUMENTED[word], "documented default"
+        if generous and self.role.name in LEARNING_ROLES:
+            from rltriage_probes import learning
+
+            return learning.FALLBACKS.get(word, NOTHING), "documented default"
         return NOTHING, ""
 
     def choice(self, shown: str, word: str, how: str, default: Any, compared: set[str]) -> Source:
@@ -429,21 +474,13 @@ class Binder:
         if default is not NOTHING:
             return None
         plain = aliases.snake(name)
-        if self.role.name in LEARNING_ROLES:
-            from rltriage_probes import learning
-
-            plain_value = learning.constant(self, shown, name)
-            if plain_value is not None:
-                return plain_value
-        if self.role.name == "extract_answer" and plain in aliases.OPTION_LETTERS:
-            letters = list(aliases.OPTION_LETTERS[plain])  # pyright: ignore[reportCallIssue, reportArgumentType]
-            return FixedSource(path=shown, value=letters, meaning="constant", how="name")
         if self.role.name in ("reward", "extract_answer"):
             aside = self._aside(shown, plain)
             if aside is not None:
                 return aside
-        if self.is_head(plain):
-            return MadeSource(path=shown, build=self.head, how="name", meaning="identity head")
+        made = self._made(shown, name)
+        if made is not None:
+            return made
         if self.role.name == "advantages" and aliases.logprob_word(name):
             return MadeSource(path=shown, build=_no_penalty, how="name", meaning="zeros, so that no KL penalty acts")
         bound = aliases.neutral_bound(name) if self.role.name == "policy_loss" else None
@@ -463,6 +500,35 @@ class Binder:
             return FixedSource(path=shown, value=Unknown(shown), meaning="constant", how="name")
         return None
 
+    def _made(self, shown: str, name: str) -> Source | None:
+        """What is built from the case for each call: a head, the size of the vocabulary, training samples."""
+        plain = aliases.snake(name)
+        if self.role.name == "sft_labels" and self.is_records(name):
+            return self.records(shown)
+        if self.role.name == "sft_loss" and plain in ("vocab_size", "vocabulary_size", "num_classes"):
+            return MadeSource(path=shown, build=_vocabulary, how="name", meaning="constant")
+        if self.is_head(plain):
+            return MadeSource(path=shown, build=self.head, how="name", meaning="identity head")
+        return None
+
+    def is_records(self, name: str) -> bool:
+        """Whether a name says that it holds training samples."""
+        return aliases.snake(name) in _RECORDS
+
+    def records(self, shown: str) -> Source:
+        """Samples for code that does not spell their keys: ids, labels and attention, as collators get them."""
+        words = {"input_ids": "sample_ids", "labels": "label_lists", "attention_mask": "attention_lists"}
+        inner = {
+            key: WordSource(path=f'{shown}[*]["{key}"]', word=word, how="name", hints=Hints(name=key), per_row=True)
+            for key, word in words.items()
+        }
+
+        def build(call: Call) -> list[dict[str, Any]]:
+            columns = {key: s.give(call) for key, s in inner.items()}
+            return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
+
+        return MadeSource(path=shown, build=build, inner=list(inner.values()), how="name")
+
     def is_head(self, plain: str) -> bool:
         return self.role.name in ("logprobs", "entropy", "sft_loss") and _HEAD.fullmatch(plain) is not None
 
@@ -481,6 +547,8 @@ class Binder:
 
     def _aside(self, shown: str, plain: str) -> Source | None:
         """What a reward gets besides texts: one value, or one for each sample under a plural name."""
+        if self.role.name == "extract_answer" and plain in aliases.OPTION_LETTERS:
+            return FixedSource(path=shown, value=list("ABCD"), meaning="constant", how="name")
         many = plain not in aliases.ASIDE and plain.endswith("s")
         key = plain[:-1] if many else plain
         root, path = source.parse_path(shown)
@@ -520,7 +588,8 @@ class Binder:
             root, path = source.parse_path(shown) if source.re.match(r"\w", shown) else (shown, ())
             word, how, inverted = self.meaning(root, name, path, "", NOTHING) if "[*]" not in shown else ("", "", False)
             if not word:
-                return self._refuse_unseen(root, path, shown)
+                shape = self._shape_of_batch(name)
+                return self._refuse_unseen(root, path, shown) if shape is NOTHING else shape
             if word in aliases.CHOICES:
                 if not generous and word not in self.settings:
                     return NOTHING
@@ -540,9 +609,15 @@ class Binder:
             value = got.give(self.current)
         except Missing:
             return NOTHING
-        if got.word not in SCALARS or self.role.name in LEARNING_ROLES:
+        own = generous and self.role.name in ("gae", "reward_shaping", "value_loss")
+        if got.word not in SCALARS or own or self.role.name in LEARNING_ROLES:
             self.dynamic.add(got.word)
         return value
+
+    def _shape_of_batch(self, name: str) -> Any:
+        """What a TensorDict says of its batch, where the function reads that."""
+        known = name == "batch_size" and "batch_size[" in self.loaded.source and self.current is not None
+        return (self.current.samples(),) if known and self.current is not None else NOTHING
 
     def _refuse_unseen(self, root: str, path: Path, shown: str) -> Any:
         """`NOTHING`; raises for an entry without a meaning whose key is made while the function runs."""

@@ -98,7 +98,9 @@ def _list_modes(loaded: Loaded, role: Role, explicit: Mapping[str, str]) -> tupl
     return (True, False) if score >= 0 else (False, True)
 
 
-_MANY = frozenset("examples batch samples features rows records instances conversations chats prompts dialogues".split())
+_MANY = frozenset(
+    "examples batch samples features rows records instances conversations chats prompts dialogues".split()
+)
 
 
 def _of_many(loaded: Loaded, explicit: Mapping[str, str]) -> bool:

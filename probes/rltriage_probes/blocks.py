@@ -176,7 +176,9 @@ def _check_output(output: str, body: list[ast.stmt], free: set[str], module_name
         if not isinstance(last, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)):
             said = f"They compute {', '.join(assigned[-8:])}" if assigned else "They assign nothing"
             example = assigned[-1] if assigned else "<expression>"
-            raise LoadFailed("it is not said which value of these lines is the result", f'{said}; add output = "{example}".')
+            raise LoadFailed(
+                "it is not said which value of these lines is the result", f'{said}; add output = "{example}".'
+            )
         return
     try:
         wanted = _read_names([ast.parse(output).body[0]])

@@ -124,7 +124,7 @@ class Bound:
     def variant(self, keywords: Mapping[str, Any]) -> Bound:
         """The same function with other values for parameters that stay at their defaults."""
         other = copy.copy(self)
-        other._chosen = dict(keywords)
+        other._chosen = dict(keywords)  # noqa: SLF001  its own class
         return other
 
     # Inside

@@ -82,7 +82,10 @@ def _checks(request: CheckRequest, progress: Progress) -> tuple[list[Check], Loa
         literals=loaded.literals, file=str(loaded.path), namespace=loaded.namespace, progress=progress,
     )  # fmt: skip
     with traces.listening() as trace:
-        checks = list(_run(role, subject))
+        checks: list[Check] = []
+        for c in _run(role, subject):
+            trace.checked(c)
+            checks.append(c)
     checks = _reproduced(checks, subject, trace)
     doubtful = _taken_twice(bound.report)
     return [_softened(c) for c in checks] if doubtful else checks, loaded.report, bound.report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rltriage_probes import aliases, source
@@ -30,7 +30,10 @@ def record_keys(b: Binder, root: str, path: Path) -> list[Path]:
     return _as_a_whole(b, root, path, out) if b.role.name in ("sft_labels", "chat_tokens") else out
 
 
-_WHOLE = frozenset(("messages", "conversations", "answer_spans"))
+_WHOLE = frozenset(
+    "messages conversations answer_spans sample_ids label_lists mask_lists prompt_id_lists completion_id_lists "
+    "attention_lists prompt_lengths".split()
+)
 """Words whose parts are no entries of their own."""
 
 
@@ -63,7 +66,9 @@ def is_container(b: Binder, root: str, path: Path) -> bool:
     )
 
 
-def container(b: Binder, root: str, name: str, path: Path, annotation: str, default: Any) -> Source | None:
+def container(  # noqa: C901  one question after the other
+    b: Binder, root: str, name: str, path: Path, annotation: str, default: Any
+) -> Source | None:
     shown = source.render(root, path)
     own = _own_default(b, shown, root, path, default)
     if own is not None:
@@ -90,6 +95,8 @@ def container(b: Binder, root: str, name: str, path: Path, annotation: str, defa
                 return None
             b.plan.doubtful.append(source.render(root, full))
     filled = _without_doubles(b, root, filled)
+    if b.role.name == "sft_labels" and _copied_blindly(b, name, filled):
+        return b.records(shown)
     if configured:
         return config(b, shown, name, annotation, root, path, [s for _, s in filled])
     if not filled and default is not NOTHING and not b.generous:
@@ -103,6 +110,12 @@ def container(b: Binder, root: str, name: str, path: Path, annotation: str, defa
     if rows:
         return MadeSource(path=shown, build=lambda call: _rows(b, shown, filled, call), inner=inner)
     return MadeSource(path=shown, build=lambda call: _box(b, shown, filled, call, cls), inner=inner)
+
+
+def _copied_blindly(b: Binder, name: str, filled: Sequence[tuple[Path, Source]]) -> bool:
+    """Whether code gets training samples and copies their entries without spelling the keys."""
+    words = {s.word for _, s in filled if isinstance(s, WordSource)}
+    return b.is_records(name) and words <= {"label_lists"}
 
 
 def _holds_object(b: Binder, root: str, path: Path) -> bool:
@@ -129,8 +142,27 @@ def _without_doubles(b: Binder, root: str, filled: list[tuple[Path, Source]]) ->
         at, path = source.parse_path(s.path)
         return b.facts.read(at, path).optional and s.path not in b.explicit
 
+    if b.role.name in ("sft_labels", "chat_tokens"):
+        filled = _one_shape(filled, optional)
     sure = {s.word for _, s in filled if isinstance(s, WordSource) and not optional(s)}
     return [(p, s) for p, s in filled if not (isinstance(s, WordSource) and s.word in sure and optional(s))]
+
+
+def _one_shape(
+    filled: list[tuple[Path, Source]], optional: Callable[[WordSource], bool]
+) -> list[tuple[Path, Source]]:
+    """A training sample in one of the shapes that a function knows: as messages, or as prompt and completion."""
+    words = {s.word for _, s in filled if isinstance(s, WordSource)}
+    other = {"prompt", "prompts", "completion", "completions"} if words & {"messages", "conversations"} else set[str]()
+    out: list[tuple[Path, Source]] = []
+    seen: set[str] = set()
+    for path, s in filled:
+        spare = isinstance(s, WordSource) and optional(s) and (s.word in other or s.word in seen)
+        if not spare:
+            out.append((path, s))
+        if isinstance(s, WordSource):
+            seen.add(s.word)
+    return out
 
 
 def place_entry(b: Binder, root: str, entry: str, full: Path) -> Source | None:

@@ -27,7 +27,7 @@ Mode = Literal["batch", "per group", "per row"]
 ROW_WORDS = frozenset(
     "logits hidden_states token_ids labels attention_mask completion_mask logprobs old_logprobs ref_logprobs "
     "rollout_logprobs ratio log_ratio negative_log_ratio entropies advantages token_rewards values old_values "
-    "returns token_losses second_mask ref_logits token_weights next_values dones token_kl".split()
+    "returns token_losses second_mask ref_logits token_weights next_values dones alive token_kl".split()
 )
 """Words with one row a sequence."""
 SAMPLE_WORDS = ROW_WORDS | frozenset(
@@ -39,7 +39,7 @@ SAMPLE_WORDS = ROW_WORDS | frozenset(
 """Words with one entry a sample."""
 PAIR_WORDS = frozenset(
     "chosen_logprobs rejected_logprobs ref_chosen_logprobs ref_rejected_logprobs chosen_lengths rejected_lengths "
-    "chosen_rewards rejected_rewards pair_margin chosen_logratios rejected_logratios policy_logratios ref_logratios "
+    "chosen_rewards rejected_rewards margin chosen_logratios rejected_logratios policy_logratios ref_logratios "
     "preference_logits chosen_mask rejected_mask chosen_token_logprobs rejected_token_logprobs "
     "ref_chosen_token_logprobs ref_rejected_token_logprobs chosen_token_rewards rejected_token_rewards "
     "chosen_labels rejected_labels chosen_logits rejected_logits ref_chosen_logits ref_rejected_logits "
@@ -872,7 +872,8 @@ def _per_sample(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
         one = _form(word, "that of one row", lambda v, c: v[0], "per row")
         if word == "answer_spans":
             return (every, one)
-        return (every, one, _form(word, "[B] long", tensor), _form(word, "[1] long", lambda v, c: tensor(v[:1], c), "per row"))
+        row = _form(word, "[1] long", lambda v, c: tensor(v[:1], c), "per row")
+        return (every, one, _form(word, "[B] long", tensor), row)
 
     return make
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import re
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ def meaning(b: Binder, name: str, annotation: str, default: Any) -> tuple[str, s
     plain = aliases.snake(name)
     takes = b.takes | {"logprobs"} if b.role.name == "train_step" else b.takes
     match = aliases.resolve(name, b.role.name, takes, b.docs.get(name, ""), annotation)
-    if match is None or match.how in ("docstring", "annotation") and match.word != "model":
+    if match is None or (match.how in ("docstring", "annotation") and match.word != "model"):
         return _by_ending(b, plain, default)
     if match.how == "similar name" and match.word in ("rewards", "token_rewards", "completion", "text"):
         return "", "", False
@@ -61,7 +62,11 @@ def _by_ending(b: Binder, plain: str, default: Any) -> tuple[str, str, bool]:
     for ending, word in (("optimizer", "optimizer"), ("optim", "optimizer"), ("scheduler", "scheduler")):
         if parts[-1] == ending and word in b.takes:
             return word, "similar name", False
-    if parts[-1] in ("model", "policy", "module", "network", "net", "lm", "llm", "actor", "engine") and "model" in b.takes and default is NOTHING:
+    if (
+        parts[-1] in ("model", "policy", "module", "network", "net", "lm", "llm", "actor", "engine")
+        and "model" in b.takes
+        and default is NOTHING
+    ):
         if set(parts) & {"critic", "value", "reward", "teacher", "judge", "embedding"}:
             return "", "", False
         word = "ref_model" if set(parts) & {"ref", "reference", "frozen", "initial", "sft"} else "model"
@@ -79,7 +84,9 @@ def place(b: Binder, root: str, name: str, path: Path, annotation: str, default:
     word, how, inverted = meaning(b, name, annotation, default)
     if b.role.name == "train_step" and not path and _is_batch(b, root, name, word, annotation):
         return _batch_source(b, root, shown, annotation)
-    if word and word not in SCALARS and not is_config(name, annotation):
+    if word == "lora_config" and any(s[0] == "key" for p in b.facts.reads.get(root, {}) for s in p[len(path) :]):
+        return None
+    if word and word not in SCALARS and (word == "lora_config" or not is_config(name, annotation)):
         b.dynamic.add(word)
         if word == "batches":
             _note(b)
@@ -92,7 +99,7 @@ def place(b: Binder, root: str, name: str, path: Path, annotation: str, default:
         if value is not NOTHING:
             b.know(word, value, by)
             return WordSource(path=shown, word=word, how=how, hints=Hints(name=name), fallback=value)
-    return None
+    return constant(shown, name) if default is NOTHING and not word else None
 
 
 _BATCH_PARTS = frozenset(("batch", "minibatch", "microbatch", "experience", "rollout", "rollouts", "samples"))
@@ -112,7 +119,8 @@ def _is_batch(b: Binder, root: str, name: str, word: str, annotation: str) -> bo
 
 
 def _batch_source(b: Binder, root: str, shown: str, annotation: str) -> Source:
-    if "iterated" in b.facts.signs.get(root, ()) or root.endswith("batches"):
+    listed = "iterated" in b.facts.signs.get(root, ()) and not re.search(r"\b[Dd]ict\b|Mapping", annotation)
+    if listed or root.endswith("batches"):
         _note(b)
         b.dynamic.add("batches")
         return MadeSource(path=shown, build=lambda call: _batches(b, call, shown, annotation), meaning="batches")
@@ -219,11 +227,15 @@ def _batch(b: Binder, values: Mapping[str, Any], shown: str, annotation: str) ->
 
     def lookup(name: str, path: str, generous: bool = True) -> Any:
         word = meaning(b, name, "", NOTHING)[0]
-        return values[word] if word in values else NOTHING
+        return values.get(word, NOTHING)
 
     box = Box(shown, lookup)
     cls = _class(b, annotation)
     names = [f.name for f in dataclasses.fields(cls)] if cls is not None else _keys(b)
+    if cls is None and any(
+        isinstance(n, ast.keyword) and n.arg is None for p in reachable(b.loaded) for n in ast.walk(p)
+    ):
+        names += ["input_ids", "attention_mask", "labels"]  # `model(**batch)`
     for name in names:
         word = meaning(b, name, "", NOTHING)[0]
         if word in values and (WORDS[word].kind == "tensor" or cls is not None):
@@ -339,7 +351,7 @@ def settle(b: Binder) -> Learner:
     return Learner(b)
 
 
-def constant(b: Binder, shown: str, name: str) -> Source | None:
+def constant(shown: str, name: str) -> Source | None:
     """A value for what such functions demand besides: a kind of device or dtype, a number of epochs."""
     plain = aliases.snake(name)
     import torch

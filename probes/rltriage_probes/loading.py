@@ -943,7 +943,7 @@ _WITH_MODELS = [False]
 
 def _small(module: str, name: str) -> Any:
     """A small model's part in place of a missing library's, for functions that build or train a model; else None."""
-    if not _WITH_MODELS[0] or module.split(".")[0] not in ("transformers", "peft"):
+    if not _WITH_MODELS[0] or module.split(".", maxsplit=1)[0] not in ("transformers", "peft"):
         return None
     try:
         from rltriage_probes import tiny_hub

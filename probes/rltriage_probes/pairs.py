@@ -35,32 +35,47 @@ _SPELLED = {
     "pc": "chosen_logprobs", "pr": "rejected_logprobs", "rc": "ref_chosen_logprobs", "rr": "ref_rejected_logprobs",
 }  # fmt: skip
 
-SCALARS: dict[str, tuple[str, ...]] = {
-    "beta": ("beta", "dpo_beta", "kl_beta", "pref_beta", "tau", "temperature", "loss_beta", "simpo_beta", "ipo_tau", "ipo_beta",
-             "reference_policy_kl_penalty", "kto_beta", "orpo_beta", "lambda_or", "orpo_lambda", "orpo_alpha", "or_weight",
-             "odds_weight", "orpo_weight", "lambda_orpo"),
-    "label_smoothing": ("label_smoothing", "smoothing", "eps", "epsilon", "label_smooth", "flip_prob", "noise_rate",
-                        "dpo_label_smoothing", "label_noise", "cdpo_eps", "flip_rate"),
-    "target_margin": ("gamma", "simpo_gamma", "target_margin", "target_reward_margin", "reward_margin", "margin_gamma"),
-    "margin_ratio": ("gamma_beta_ratio", "gamma_over_beta", "margin_ratio", "gamma_ratio"),
-    "desirable_weight": ("desirable_weight", "lambda_d", "kto_chosen_weight", "chosen_weight", "pos_weight", "weight_desirable",
-                         "lambda_desirable", "good_weight", "positive_weight", "w_d"),
-    "undesirable_weight": ("undesirable_weight", "lambda_u", "kto_rejected_weight", "rejected_weight", "neg_weight",
-                           "weight_undesirable", "lambda_undesirable", "bad_weight", "negative_weight", "w_u"),
-    "nll_weight": ("rpo_alpha", "alpha", "nll_weight", "sft_weight", "nll_coef", "sft_coef", "pref_ftx", "nll_alpha",
-                   "nll_loss_coef", "cpo_alpha", "sft_loss_weight", "ftx_gamma", "nll_loss_weight", "sft_alpha",
-                   "lambda_nll", "ce_weight", "aux_loss_coef"),
-    "penalty_weight": ("dpop_lambda", "penalty_weight", "lambda_dpop", "lambda_", "lam", "lambda_penalty", "dpop_weight"),
-    "center_coef": ("center_rewards_coefficient", "center_coef", "center_coefficient", "reg_coef", "center_weight",
-                    "centering_coef", "l2_coef", "reward_reg", "center_rewards_coef", "centre_coef", "reg_weight",
-                    "center_lambda", "reward_center_coef", "regularization", "lambda_center"),
-    "temperature": ("temperature",),
-    "pad_token_id": ("pad_token_id", "pad_id", "pad", "pad_idx", "pad_token"),
-    "placeholder_token_id": ("placeholder_token_id", "step_token_id", "step_tag_id", "sep_token_id", "marker_id",
-                             "placeholder_id", "step_id", "separator_id", "step_separator_id"),
-}  # fmt: skip
-_SCALAR_OF = {name: word for word, names in reversed(SCALARS.items()) for name in names}
-_TYPE_NAMES = frozenset("loss_type type loss_fn pref_loss mode variant method objective kind loss_name algorithm".split())
+_SCALARS: dict[str, str] = {
+    "beta": (
+        "beta dpo_beta kl_beta pref_beta tau temperature loss_beta simpo_beta ipo_tau ipo_beta "
+        "reference_policy_kl_penalty "
+        "kto_beta orpo_beta lambda_or orpo_lambda orpo_alpha or_weight odds_weight orpo_weight lambda_orpo"
+    ),
+    "label_smoothing": (
+        "label_smoothing smoothing eps epsilon label_smooth flip_prob noise_rate dpo_label_smoothing label_noise "
+        "cdpo_eps flip_rate"
+    ),
+    "target_margin": "gamma simpo_gamma target_margin target_reward_margin reward_margin margin_gamma",
+    "margin_ratio": "gamma_beta_ratio gamma_over_beta margin_ratio gamma_ratio",
+    "desirable_weight": (
+        "desirable_weight lambda_d kto_chosen_weight chosen_weight pos_weight weight_desirable lambda_desirable "
+        "good_weight positive_weight w_d"
+    ),
+    "undesirable_weight": (
+        "undesirable_weight lambda_u kto_rejected_weight rejected_weight neg_weight weight_undesirable "
+        "lambda_undesirable bad_weight negative_weight w_u"
+    ),
+    "nll_weight": (
+        "rpo_alpha alpha nll_weight sft_weight nll_coef sft_coef pref_ftx nll_alpha nll_loss_coef cpo_alpha "
+        "sft_loss_weight ftx_gamma nll_loss_weight sft_alpha lambda_nll ce_weight aux_loss_coef"
+    ),
+    "penalty_weight": "dpop_lambda penalty_weight lambda_dpop lambda_ lam lambda_penalty dpop_weight",
+    "center_coef": (
+        "center_rewards_coefficient center_coef center_coefficient reg_coef center_weight centering_coef l2_coef "
+        "reward_reg center_rewards_coef centre_coef reg_weight center_lambda reward_center_coef regularization "
+        "lambda_center"
+    ),
+    "pad_token_id": "pad_token_id pad_id pad pad_idx pad_token",
+    "placeholder_token_id": (
+        "placeholder_token_id step_token_id step_tag_id sep_token_id marker_id placeholder_id step_id separator_id "
+        "step_separator_id"
+    ),
+}
+"""Words with their spellings."""
+_SCALAR_OF = {name: word for word, names in _SCALARS.items() for name in names.split()}
+_TYPE_NAMES = frozenset(
+    "loss_type type loss_fn pref_loss mode variant method objective kind loss_name algorithm".split()
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +122,39 @@ def flag(b: Binder, shown: str, name: str, default: Any) -> FixedSource | None:
     """A switch that the declared algorithm turns on: `ipo=True`; None where it stays as it is."""
     wanted = str(b.intent.get("algorithm", "")).lower()
     plain = aliases.snake(name)
-    if isinstance(default, bool) and wanted in _types() and re.fullmatch(rf"(use_|is_)?{re.escape(wanted)}(_loss)?", plain):
+    if (
+        isinstance(default, bool)
+        and wanted in _types()
+        and re.fullmatch(rf"(use_|is_)?{re.escape(wanted)}(_loss)?", plain)
+    ):
         return FixedSource(path=shown, value=True, meaning="constant", how="intent")
     return None
+
+
+_GENERAL = {
+    "preference_loss": {
+        "logprobs": "pair_logprobs", "ref_logprobs": "ref_pair_logprobs", "lengths": "pair_lengths",
+        "completion_mask": "pair_mask", "attention_mask": "pair_mask", "labels": "pair_labels",
+        "token_ids": "pair_labels",
+        "gamma": "target_margin", "temperature": "beta",
+    },
+    "reward_model_loss": {
+        "rewards": "pair_rewards", "lengths": "pair_lengths", "labels": "step_labels", "logits": "step_logits",
+        "completion_mask": "step_mask", "attention_mask": "pair_mask", "token_ids": "step_ids", "input_ids": "step_ids",
+        "token_rewards": "pair_token_rewards", "values": "pair_token_rewards",
+    },
+}  # fmt: skip
+
+
+def of_pairs(b: Binder, word: str) -> str:
+    """The word that a general one stands for in these roles: `rewards` are the scores of both answers."""
+    names = _others(b)
+    if b.role.name == "preference_loss" and _flags_examples(names):
+        alone = {"logprobs": "example_logprobs", "ref_logprobs": "ref_example_logprobs", "labels": "desirable"}
+        word = alone.get(word, word)
+    if b.role.name == "preference_loss" and word == "logits":
+        return "pair_logits" if _has_labels(names) else "preference_logits"
+    return _GENERAL[b.role.name].get(word, word)
 
 
 def _types() -> frozenset[str]:
@@ -132,10 +177,15 @@ def _scalar(b: Binder, plain: str, number: bool) -> str:
         return ""
     if word == "penalty_weight" and re.search(r"orpo|odds", f"{b.loaded.qualname} {b.loaded.doc}", re.I):
         word = "beta"
-    if word == "nll_weight" and plain == "alpha" and re.search(r"odds.ratio", b.loaded.doc, re.I) and not _takes_beta(b):
+    if (
+        word == "nll_weight"
+        and plain == "alpha"
+        and re.search(r"odds.ratio", b.loaded.doc, re.I)
+        and not _takes_beta(b)
+    ):
         word = "beta"
-    if word == "temperature" and b.role.name == "preference_loss":
-        word = "beta"
+    if word == "beta" and b.role.name == "reward_model_loss":
+        return ""
     return word
 
 
@@ -151,9 +201,12 @@ def read(plain: str, names: Collection[str] = ()) -> Parts:
     kind = ""
     if "mask" in have:
         kind = "mask"
-    elif have & {"length", "lengths", "len", "count", "counts", "ntok", "size", "sizes", "ntokens", "n"} and side:
-        kind = "length"
-    elif "lengths" in plain or plain.endswith("lens") or plain in ("length", "seq_lens", "token_counts"):
+    elif (
+        (have & {"length", "lengths", "len", "count", "counts", "ntok", "size", "sizes", "ntokens", "n"} and side)
+        or "lengths" in plain
+        or plain.endswith("lens")
+        or plain in ("length", "seq_lens", "token_counts")
+    ):
         kind = "length"
     elif have & {"label", "labels"}:
         kind = "label"
@@ -186,12 +239,12 @@ def _side(tokens: tuple[str, ...], plain: str, names: Collection[str]) -> str:
             return "chosen"
         if token in _REJECTED - _LETTERS:
             return "rejected"
-    last = plain.split("_")[-1]
+    last = plain.rsplit("_", maxsplit=1)[-1]
     if last in _LETTERS and ("_" in plain or {"w", "l"} <= set(names) or {"c", "r"} <= set(names)):
         other = {"w": "l", "l": "w", "c": "r", "r": "c"}[last]
         if plain[: -len(last)] + other in names:
             return "chosen" if last in ("w", "c") else "rejected"
-    first = plain.split("_")[0]
+    first = plain.split("_", maxsplit=1)[0]
     if first in ("w", "l") and "_" in plain:
         return "chosen" if first == "w" else "rejected"
     return ""
@@ -214,12 +267,6 @@ def _from_doc(doc: str) -> Parts:
     return Parts(side=side, ref=ref, policy=policy, kind=kind, tokens="per-token" in lowered)
 
 
-_ALONE = re.compile(
-    r"(all_|policy_|concatenated_|pair_|seq(uence)?_|completion_|batch_|pi_|model_|cat_|paired_)*"
-    r"(logprobs?|log_probs?|logps?|lps?)"
-)
-
-
 def _tensor(b: Binder, p: Parts, plain: str, names: frozenset[str]) -> str:
     if b.role.name == "reward_model_loss":
         return _of_reward_model(b, p, plain, names)
@@ -227,25 +274,15 @@ def _tensor(b: Binder, p: Parts, plain: str, names: frozenset[str]) -> str:
         return _SPELLED[plain]
     by_kind = {
         "mask": f"{p.side or 'pair'}_mask", "length": f"{p.side or 'pair'}_lengths",
-        "nll": "chosen_nll" if p.side != "rejected" else "", "margin": "pair_margin",
+        "nll": "chosen_nll" if p.side != "rejected" else "", "margin": "margin",
     }  # fmt: skip
     if p.kind in by_kind:
         return by_kind[p.kind] if plain or p.side else ""
     if p.kind == "kl":
         return _kl(p, plain)
     front = "ref_" if p.ref else ""
-    if p.kind == "ratio":
-        if p.side:
-            return f"{p.side}_logratios"
-        return "ref_logratios" if p.ref else "policy_logratios" if p.policy else "preference_logits"
-    if p.kind == "logit":
-        if p.side:
-            return f"{front}{p.side}_logits"
-        return f"{front}pair_logits" if _has_labels(names) else "preference_logits"
-    if p.kind in ("label", "ids"):
-        if p.side:
-            return f"{p.side}_labels"
-        return "pair_labels" if any("logit" in n for n in names) else "desirable"
+    if p.kind in ("ratio", "logit", "label", "ids"):
+        return _of_side(p, front) if p.side else _of_both(p, front, names)
     if p.side and p.kind in ("logprob", ""):
         return f"{front}{p.side}_logprobs" if plain or p.kind else ""
     if plain in ("delta", "h", "z", "diff"):
@@ -256,6 +293,19 @@ def _tensor(b: Binder, p: Parts, plain: str, names: frozenset[str]) -> str:
         many = "example_logprobs" if _flags_examples(names) else "pair_logprobs"
         return f"{front}{many}" if plain else ""
     return ""
+
+
+def _of_side(p: Parts, front: str) -> str:
+    return {"ratio": f"{p.side}_logratios", "logit": f"{front}{p.side}_logits"}.get(p.kind, f"{p.side}_labels")
+
+
+def _of_both(p: Parts, front: str, names: Collection[str]) -> str:
+    """What a name means that speaks of neither answer alone."""
+    if p.kind == "ratio":
+        return "ref_logratios" if p.ref else "policy_logratios" if p.policy else "preference_logits"
+    if p.kind == "logit":
+        return f"{front}pair_logits" if _has_labels(names) else "preference_logits"
+    return "pair_labels" if any("logit" in n for n in names) else "desirable"
 
 
 def _kl(p: Parts, plain: str) -> str:
@@ -270,7 +320,10 @@ def _has_labels(names: Collection[str]) -> bool:
 
 def _flags_examples(names: Collection[str]) -> bool:
     """Whether labels say of each answer alone whether it is good (KTO)."""
-    flags = any(n in ("labels", "label", "desirable", "is_desirable", "is_good", "is_chosen", "good_mask", "bool_labels") for n in names)
+    flags = any(
+        n in ("labels", "label", "desirable", "is_desirable", "is_good", "is_chosen", "good_mask", "bool_labels")
+        for n in names
+    )
     return flags and not any("logits" in n for n in names)
 
 
@@ -284,7 +337,7 @@ def _of_reward_model(b: Binder, p: Parts, plain: str, names: frozenset[str]) -> 
             return f"{p.side}_{p.kind}{'s' if p.kind == 'length' else ''}"
         return f"{p.side}_ids" if p.kind in ("ids", "label") else f"{p.side}_rewards"
     if p.kind == "margin":
-        return "pair_margin"
+        return "margin"
     if re.search(r"reward_token|candidate|judg|token_choices", plain):
         return "reward_token_ids"
     if p.kind == "label" or plain in ("targets", "target"):
@@ -297,7 +350,7 @@ def _of_reward_model(b: Binder, p: Parts, plain: str, names: frozenset[str]) -> 
         return "pair_lengths"
     if process and (p.kind in ("logit", "reward", "logprob") or plain in ("scores", "preds", "pred", "probs")):
         return "step_logits" if p.kind == "logit" and not _one_a_step(b, plain) else "step_scores"
-    if p.kind in ("reward", "logit"):
+    if p.kind in ("reward", "logit") or plain in ("outputs", "output", "preds", "predictions"):
         ranked = re.search(r"rank|best.first|\bK\b|k-?wise|per prompt|all pairs", doc)
         return "ranked_rewards" if ranked else "pair_rewards"
     return ""
@@ -316,4 +369,6 @@ def _left_out(plain: str, doc: str) -> bool:
     """Whether a mask is 1 where nothing counts."""
     if re.search(r"(1|true)\s*(=|on|for|where|at|means|marks)?\s*(the )?(pad|ignor|left out|prompt)", doc, re.I):
         return True
-    return bool(set(aliases.tokens(plain)) & {"pad", "padding", "ignore"}) and not re.search(r"(1|true) (on|for) (real|answer)", doc, re.I)
+    return bool(set(aliases.tokens(plain)) & {"pad", "padding", "ignore"}) and not re.search(
+        r"(1|true) (on|for) (real|answer)", doc, re.I
+    )

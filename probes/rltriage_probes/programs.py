@@ -405,7 +405,9 @@ def _bare(module: str, file: str, prefix: str) -> list[str]:
     lines: list[str] = ["import sys, types"] if parents else []
     for i in range(len(parents)):
         name, folder = ".".join(parents[: i + 1]), "/".join(filter(None, (prefix, *parents[: i + 1])))
-        lines.append(f"sys.modules[{name!r}] = types.ModuleType({name!r}); sys.modules[{name!r}].__path__ = [{folder!r}]")
+        lines.append(
+            f"sys.modules[{name!r}] = types.ModuleType({name!r}); sys.modules[{name!r}].__path__ = [{folder!r}]"
+        )
     return lines
 
 

@@ -64,7 +64,7 @@ def added(check: Check, subject: Subject, trace: Trace) -> Check:
         made = _made(check, outcome, subject.bound, trace)
     except (_None, Unwritable) as e:
         says = str(e) if isinstance(e, _None) else f"{e} can't be written as a literal"
-        made = _absent(check, outcome, says)
+        made = _of_calls(check, outcome, subject.bound, trace) or _absent(check, outcome, says)
     return dataclasses.replace(check, reproduction=made)
 
 
@@ -74,9 +74,7 @@ def _absent(check: Check, outcome: KnownBug | Diverges | Violates | Raised, why:
     return Reproduction(code="", actual=actual, expected=gap.expected if gap else check.asks, why_not=why)
 
 
-def _made(
-    check: Check, outcome: KnownBug | Diverges | Violates | Raised, bound: Bound, trace: Trace
-) -> Reproduction:
+def _made(check: Check, outcome: KnownBug | Diverges | Violates | Raised, bound: Bound, trace: Trace) -> Reproduction:
     if bound.replaced:
         raise _None(f"the case gives what {', '.join(bound.replaced[:3])} computes inside the function")
     if isinstance(outcome, Raised):
@@ -358,9 +356,7 @@ def _of_pair(bound: Bound, gap: Gap, trace: Trace) -> Reproduction:
                     program = Program.of(bound, tuple(taken), style, printed)
                     if program.run_pair() is not None:
                         code = program.text("both ought to be the same")
-                        return Reproduction(
-                            code=code, actual=gap.actual, expected=gap.expected, inputs=program.count
-                        )
+                        return Reproduction(code=code, actual=gap.actual, expected=gap.expected, inputs=program.count)
         except Unwritable as e:
             why = f"{e} can't be written as a literal"
     raise _None(why)
@@ -395,6 +391,59 @@ def _pair_gap(bound: Bound, pair: Several) -> Gap | None:
             b = b.where(mask > 0, a)
     gap = tolerance.gap("value", "", a, b, "float32")
     return gap if gap is not None and _visible(gap) else None
+
+
+# A check that has no number: the calls that it made, where they are few
+
+
+def _of_calls(
+    check: Check, outcome: KnownBug | Diverges | Violates | Raised, bound: Bound, trace: Trace
+) -> Reproduction | None:
+    """The one or two calls behind a check, with what they give; None where there are more, or they can't be written."""
+    calls: list[Asked] = []
+    for asked in trace.calls_of(check):
+        if not any(_same_inputs(asked.inputs, c.inputs) for c in calls):
+            calls.append(asked)
+    if bound.replaced or not isinstance(outcome, Violates) or outcome.gap is not None:
+        return None  # a gap is one to another call
+    if not 1 <= len(calls) <= SHOWN or any(c.error for c in calls):
+        return None
+    try:
+        style = next(iter(programs.styles(bound)))
+        taken: list[Taken] = []
+        for asked in calls:
+            call = _call_again(bound, asked)
+            taken += programs.listened(bound, call, literals.noted(call), style)[-1:]
+        printed = ", ".join(f"{{{i}}}" for i in range(len(taken)))
+        program = Program.of(bound, taken, style, f"repr({printed})" if len(taken) == 1 else printed)
+    except (*_UNFIT, Unwritable):
+        return None
+    if not taken or program.count > SMALL or program.raises():
+        return None
+    actual = " and ".join(clip_text(" ".join(repr(t.result).split()), 200) for t in taken)
+    return Reproduction(
+        code=program.text(f"{check.asks} {clip_text(outcome.says, 160)}"), actual=actual, expected=check.asks,
+        inputs=program.count,
+    )  # fmt: skip
+
+
+SHOWN = 2
+SMALL = 60
+"""Numbers that are shown where the input can't be made smaller, since there is no number to watch."""
+
+
+def _call_again(bound: Bound, asked: Asked) -> Callable[[], Any]:
+    inputs = {k: v for k, v in asked.inputs.items()}
+    return (lambda: bound.call_raw(inputs)) if asked.raw else (lambda: bound.call(inputs))
+
+
+def _same_inputs(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    def same(x: Any, y: Any) -> bool:
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            return x.shape == y.shape and bool(torch.equal(x, y))
+        return x is y or (type(x) is type(y) and not isinstance(x, Tensor) and bool(x == y))
+
+    return set(a) == set(b) and all(same(v, b[k]) for k, v in a.items())
 
 
 # Texts and exceptions

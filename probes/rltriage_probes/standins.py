@@ -152,8 +152,9 @@ CHATML, HEADERS = "chatml", "headers"
 class ChatTokenizer(StandInTokenizer):
     """A tokenizer with a chat template: one token a character, markers special, ids made as texts come.
 
-    `chatml`: <|im_start|>role\\ncontent<|im_end|>\\n, no token in front. `headers`: a first token, then
-    <|start_header_id|>role<|end_header_id|>\\n\\ncontent<|eot_id|>; the first token is added by `encode` as well.
+    `chatml`: <|im_start|>role, a line break, content<|im_end|>, a line break; no token in front. `headers`: a first
+    token, then <|start_header_id|>role<|end_header_id|>, an empty line, content<|eot_id|>; `encode` adds the first
+    token as well.
     Conversations keep every turn whole, reasoning included.
     """
 
@@ -203,7 +204,7 @@ class ChatTokenizer(StandInTokenizer):
             at += len(piece)
         return out
 
-    def encode(
+    def encode(  # pyright: ignore[reportIncompatibleMethodOverride]  the order that transformers has
         self,
         text: Any,
         text_pair: Any = None,

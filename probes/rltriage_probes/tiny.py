@@ -45,7 +45,7 @@ class TinyConfig:
         return dict(vars(self))
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> TinyConfig:
+    def from_pretrained(cls, *_: Any, **__: Any) -> TinyConfig:
         return cls()
 
 
@@ -165,7 +165,7 @@ class TinyForCausalLM(nn.Module):
         self.name_or_path = "tiny"
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> TinyForCausalLM:
+    def from_pretrained(cls, *_: Any, **kwargs: Any) -> TinyForCausalLM:
         """The seeded model, in the precision that was asked for, whatever the name."""
         made = base_model()
         dtype = kwargs.get("torch_dtype", kwargs.get("dtype"))
@@ -174,7 +174,7 @@ class TinyForCausalLM(nn.Module):
         return made.to(dtype) if isinstance(dtype, torch.dtype) else made
 
     @classmethod
-    def from_config(cls, config: Any = None, **kwargs: Any) -> TinyForCausalLM:
+    def from_config(cls, config: Any = None, **_: Any) -> TinyForCausalLM:
         return cls(config)
 
     _from_config = from_config
@@ -194,7 +194,7 @@ class TinyForCausalLM(nn.Module):
         return self.lm_head
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.model.embed_tokens = value
+        setattr(self.model, "embed_tokens", value)  # noqa: B010  any module, as in the library
 
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.lm_head = value
@@ -251,7 +251,7 @@ def base_model(seed: int = 0, **settings: Any) -> TinyForCausalLM:
         for p in made.parameters():
             if p.dim() == 2:
                 p.normal_(0.0, 0.4)
-        made.lm_head.weight.normal_(0.0, 0.6)
+        made.get_parameter("lm_head.weight").normal_(0.0, 0.6)
     torch.random.set_rng_state(state)
     return made
 

@@ -36,7 +36,7 @@ def provide(module: str, name: str) -> Any:
 
 class _Tokenizers:
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> standins.StandInTokenizer:
+    def from_pretrained(cls, *_: Any, **__: Any) -> standins.StandInTokenizer:
         return standins.StandInTokenizer()
 
 
@@ -65,7 +65,7 @@ class LoraConfig(_Settings):
         super().__init__(**kwargs)
 
     @classmethod
-    def from_pretrained(cls, path: Any, **kwargs: Any) -> LoraConfig:
+    def from_pretrained(cls, path: Any, **_: Any) -> LoraConfig:
         return _folder(path)[0]
 
 
@@ -148,7 +148,7 @@ class PeftModel(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, model: nn.Module, model_id: Any, adapter_name: str = "default", is_trainable: bool = False, **_: Any
+        cls, model: nn.Module, model_id: Any, *_: Any, is_trainable: bool = False, **__: Any
     ) -> PeftModel:
         config, state = _folder(model_id)
         config.inference_mode = not is_trainable
@@ -180,7 +180,7 @@ class PeftModel(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("base_model").model, name)
+            return getattr(super().__getattr__("base_model").model, name)  # pyright: ignore[reportAttributeAccessIssue]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.base_model(*args, **kwargs)
@@ -222,7 +222,7 @@ def _without(model: nn.Module) -> nn.Module:
 
 
 def _insert(model: nn.Module, config: LoraConfig) -> None:
-    saved = tuple(config.modules_to_save or ())
+    saved: list[str] = list(config.modules_to_save or [])
     hit = 0
     for path, module in list(model.named_modules()):
         for name, child in list(module.named_children()):

@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rltriage_probes.contract import Gap
+    from rltriage_probes.contract import Check, Gap
     from rltriage_probes.solver import Knobs, Options, Reference, Seen, Solution
 
 MAX_CALLS = 2_000
 """Calls that are remembered; a battery makes a few hundred."""
+
+
+MAX_PER_CHECK = 16
+"""A check with more calls than this has no pair of them that shows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,24 @@ class Trace:
     twins: list[Twin] = field(default_factory=list)
     solved: list[tuple[Reference, Solution]] = field(default_factory=list)
     asked: deque[Asked] = field(default_factory=lambda: deque(maxlen=MAX_CALLS))
+    by_check: list[tuple[Check, tuple[Asked, ...]]] = field(default_factory=list)
+    """The calls that were made for each check, since the one before it."""
+    _said: int = 0
+    _calls: int = 0
+
+    def note(self, asked: Asked) -> None:
+        self.asked.append(asked)
+        self._calls += 1
+
+    def checked(self, check: Check) -> None:
+        """A check has been answered: what was called since the last one was called for it."""
+        new = self._calls - self._said
+        self._said = self._calls
+        self.by_check.append((check, tuple(self.asked)[-new:] if 0 < new <= MAX_PER_CHECK else ()))
+
+    def calls_of(self, check: Check) -> tuple[Asked, ...]:
+        """Empty where there were none, or too many to be told apart."""
+        return next((calls for c, calls in self.by_check if c is check), ())
 
     def twin_of(self, gap: Gap) -> Twin | None:
         return next((t for t in self.twins if t.gap is gap), None)
@@ -85,8 +107,6 @@ def solved(reference: Reference, solution: Solution) -> None:
         trace.solved.append((reference, solution))
 
 
-def asked(
-    inputs: Mapping[str, Any], *, raw: bool, wrt: Sequence[str] = (), value: Any = None, error: str = ""
-) -> None:
+def asked(inputs: Mapping[str, Any], *, raw: bool, wrt: Sequence[str] = (), value: Any = None, error: str = "") -> None:
     if (trace := _CURRENT.get()) is not None:
-        trace.asked.append(Asked(inputs=inputs, raw=raw, wrt=tuple(wrt), value=value, error=error))
+        trace.note(Asked(inputs=inputs, raw=raw, wrt=tuple(wrt), value=value, error=error))

@@ -27,7 +27,7 @@ BY_NAME = "by name"
 """In the report where names, not the order, say which result is which."""
 _COLUMNS = ("last_value", "last_done", "last_index")
 """Words with one number a sequence that a function may want as a number, where it gets one row."""
-_FLAGS = ("dones", "last_done")
+_FLAGS = ("dones", "alive", "last_done")
 
 
 # Forms
@@ -222,8 +222,8 @@ def _cast(form: Form, kind: str) -> Form:
 # Layouts
 
 _LISTED = re.compile(r"list\[float|sequence\[float|list of (python )?floats?|iterable\[float|list\[int\]", re.I)
+_ALONE = re.compile(r"\b(one|a|single|an?) (\w+ )?(episode|trajectory)\b|\b1-?d\b", re.I)
 _NUMPY = re.compile(r"\bnp\.|ndarray|numpy|NDArray")
-_STEPS = re.compile(r"^(t|steps?|num_steps|n_steps|time\w*|horizon|rollout\w*|len\w*|seq\w*)\b", re.I)
 _ENVS = re.compile(r"^(b|n|e|envs?|num_envs|n_envs|batch\w*|bs\w*|n_\w+|num_\w+)\b", re.I)
 
 
@@ -242,6 +242,8 @@ class _Evidence:
 def layouts(b: Binder, rows: Sequence[WordSource], usual: tuple[Layout, ...]) -> tuple[Layout, ...]:
     """Layouts to try, the likeliest first."""
     if b.role.name != "gae":
+        if b.role.name == "reward_shaping" and any(w.per_row for w in rows):
+            return (*usual, "micro")  # records of one sample, or of a micro-batch
         rest: list[Layout] = [x for x in usual[1:] if x != "packed"]
         return ("padded", *rest) if usual[0] == "padded" else usual
     if usual[0] in ("packed", "ragged"):
@@ -270,15 +272,17 @@ def _in_numpy(layout: Layout) -> Layout:
 
 
 def _order(b: Binder, tokens: Sequence[WordSource], shapes: Sequence[tuple[str, ...]]) -> tuple[Layout, ...]:
-    if any(_LISTED.search(w.hints.text) for w in tokens):
+    if any(_LISTED.search(w.hints.text) for w in tokens) or _LISTED.search(b.facts.doc):
         return ("lists alone", "alone", "padded")
-    if any(len(s) == 2 and _STEPS.match(s[0]) and _ENVS.match(s[1]) for s in shapes):
+    if any(len(s) == 2 and _ENVS.match(s[1]) and not _ENVS.match(s[0]) for s in shapes):
         return ("time first", "padded", "alone")
     if shapes and all(len(s) == 1 for s in shapes):
         return ("alone", "lists alone", "padded")
     if any(len(s) == 2 for s in shapes):
         return ("padded", "time first", "alone", "lists alone")
     seen = _evidence(b)
+    if _ALONE.search(b.facts.doc) and not seen.columns:
+        return ("alone", "lists alone", "time first", "padded")
     if seen.columns or not seen.steps:
         return ("padded", "time first", "alone", "lists alone")
     if seen.numbers:
@@ -310,9 +314,11 @@ WRITERS = ("gae", "reward_shaping")
 
 def written(result: Any, places: Sequence[Any], call: Call, role: str) -> Any:
     """The result; where it is a number or the batch itself, what the function has put into the batch."""
-    if not _beside_the_point(result):
+    if not _beside_the_point(result, places):
         return result
-    found = {k: v for place in places if isinstance(place, Mapping) for k, v in _new_entries(place, call)}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if call.layout == "micro":
+        return _of_records(places, role, result)
+    found = {k: v for place in places for k, v in _new_entries(place, call)}
     if role == "gae":
         told = {k: v for k, v in found.items() if kind_of(k)}
         return told or result
@@ -322,25 +328,45 @@ def written(result: Any, places: Sequence[Any], call: Call, role: str) -> Any:
     return result if best is None else found[best]
 
 
-def _beside_the_point(result: Any) -> bool:
+def _of_records(places: Sequence[Any], role: str, result: Any) -> Any:
+    """The telling entry of each record of a list, one behind the other."""
+    import torch
+
+    for place in places:
+        if not isinstance(place, list) or not place or not all(isinstance(r, Box) for r in place):  # pyright: ignore[reportUnknownVariableType]
+            continue
+        records: list[Box] = place  # pyright: ignore[reportUnknownVariableType]
+        name = next((n for n in invoke.telling(role) if all(n in r for r in records)), None)
+        if name is not None:
+            return torch.cat([torch.as_tensor(dict.__getitem__(r, name)).reshape(-1) for r in records])
+    return result
+
+
+def _beside_the_point(result: Any, places: Sequence[Any]) -> bool:
     """Whether a result can hold no rewards or advantages of its own: a number, metrics, or the batch."""
-    if result is None or isinstance(result, (bool, int, float)) or getattr(result, "ndim", 1) == 0:
+    if result is None or isinstance(result, (bool, int, float, str, Box)) or getattr(result, "ndim", 1) == 0:
         return True
     if isinstance(result, tuple) and not hasattr(result, "_fields"):
-        return all(_beside_the_point(r) for r in result)  # pyright: ignore[reportUnknownVariableType]
+        return all(_beside_the_point(r, places) for r in result)  # pyright: ignore[reportUnknownVariableType]
     if isinstance(result, Mapping):
-        return all(_beside_the_point(v) or isinstance(result, Box) for v in result.values())  # pyright: ignore[reportUnknownVariableType]
-    return isinstance(result, str)
+        return all(_beside_the_point(v, places) for v in result.values())  # pyright: ignore[reportUnknownVariableType]
+    return any(result is place for place in places) and not hasattr(result, "ndim")
 
 
-def _new_entries(place: Mapping[Any, Any], call: Call) -> list[tuple[str, Any]]:
-    """Entries of a stand-in batch, at any depth, that hold none of the inputs."""
+def _new_entries(place: Any, call: Call) -> list[tuple[str, Any]]:
+    """Entries of a batch, a stand-in or an object of the user's class, that hold none of the inputs."""
     out: list[tuple[str, Any]] = []
-    for key, value in dict(place).items():
+    if isinstance(place, Mapping):
+        entries = dict(place)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    elif invoke.is_record(place):
+        entries = {k: v for k, v in _entries(place) if isinstance(v, Mapping)}
+    else:
+        return out
+    for key, value in entries.items():  # pyright: ignore[reportUnknownVariableType]
         if isinstance(value, Mapping):
-            out += _new_entries(value, call)  # pyright: ignore[reportUnknownArgumentType]
-        elif getattr(value, "ndim", 0) >= 1 and not any(invoke.same_numbers(value, v) for v in call.inputs.values()):
-            out.append((str(key), value))
+            out += _new_entries(value, call)
+        elif getattr(value, "ndim", 0) >= 1 and not any(invoke.same_numbers(value, v) for v in call.inputs.values()):  # pyright: ignore[reportUnknownArgumentType]
+            out.append((str(key), value))  # pyright: ignore[reportUnknownArgumentType]
     return out
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rltriage_probes.binder import Binder
 
 MAX_TRIALS = 64
+_A_LAYOUT = 14
+"""Trials of one layout, where there are several that fit a function about as well."""
 
 
 def settle(b: Binder) -> Bound:  # noqa: C901  one loop over trials
@@ -32,9 +34,10 @@ def settle(b: Binder) -> Bound:  # noqa: C901  one loop over trials
     for make_self in b.plan.selfs or [None]:
         for layout in _layouts(b):
             fallback: Bound | None = None
+            last = min(MAX_TRIALS, trials + _A_LAYOUT) if b.role.name == "gae" else MAX_TRIALS
             for forms in _combinations(b, layout):
                 trials += 1
-                if trials > MAX_TRIALS:
+                if trials > last:
                     break
                 bound = Bound(b, function, make_self, layout, forms)
                 try:
@@ -204,8 +207,8 @@ def _combinations(b: Binder, layout: Layout) -> Iterator[dict[int, Form]]:
 
 
 _OF_SAMPLES = frozenset(
-    "sample_ids prompt_id_lists completion_id_lists label_lists mask_lists attention_lists prompt_lengths sample_lengths "
-    "answer_spans".split()
+    "sample_ids prompt_id_lists completion_id_lists label_lists mask_lists attention_lists prompt_lengths "
+    "sample_lengths answer_spans".split()
 )
 """Entries of training samples, which come for all samples or for one."""
 

@@ -70,13 +70,13 @@ async def make(
         raise AdapterError(_why(result), do=_do(result) or "Check the spelling of --ref.")
     if out.exists() and not force:
         raise AdapterError(f"{out} exists already.", do="Name another file with --out, or replace it with --force.")
-    composed = compose(described, ref, result)
+    place = out.resolve()
+    name = place.relative_to(root.resolve()).as_posix() if place.is_relative_to(root.resolve()) else out.name
+    composed = compose(described, ref, result, name)
     try:
         out.write_text(composed.text, "utf-8")
     except OSError as e:
         raise AdapterError(f"{out} can't be written: {e.strerror}.", do="Name a writable file with --out.") from None
-    place = out.resolve()
-    name = place.relative_to(root.resolve()).as_posix() if place.is_relative_to(root.resolve()) else out.name
     return Made(
         file=out, text=composed.text, open=composed.open, manifest=f'[targets.{role}]\nref = "{name}:{role}"'
     )  # fmt: skip
@@ -127,26 +127,34 @@ class Composed:
     open: tuple[str, ...] = ()
 
 
-def compose(described: RoleDescription, ref: str = "", result: TargetResult | None = None) -> Composed:
+def compose(
+    described: RoleDescription, ref: str = "", result: TargetResult | None = None, file: str = FILE_NAME
+) -> Composed:
     """The text of an adapter. It is Python as it stands; what is open in it is spelt TODO."""
     binding = (result.binding if result is not None else None) or BindingReport()
     bound = [s for s in binding.slots if any(s.meaning == i.name for i in described.inputs)]
     names = [s.meaning for s in bound]
     taken = [i for i in described.inputs if i.name in names or (i.needed and not _served(i, names))]
     call = _call(ref, result, binding, bound) if result is not None else None
+    # a number that the function has from its own settings is the parameter's default
+    own = {s.meaning: _literal(s.form) for s in bound if s.form and _literal(s.form) != "TODO"}
+    taken = sorted(taken, key=lambda i: i.name in own)
     lines = [
         f'"""Adapter of {ref or "a function of yours"} for rltriage.',
         "",
-        "The names of the parameters are rltriage's words, so nothing has to be bound. Verify it with",
+        "The names of the parameters are rltriage's words (`rltriage adapter --list`), so nothing has to be bound. "
+        "Verify it with",
         "",
         f"    [targets.{described.name}]",
-        f'    ref = "{FILE_NAME}:{described.name}"',
+        f'    ref = "{file}:{described.name}"',
         '"""',
         "",
         *(call.imports if call else ["from typing import Any", "", "TODO: Any = ...  # replace it where it stands"]),
         "",
+        f'RLTRIAGE_ADAPTER = "{described.name}"  # its parameters are taken for what they are called',
         "",
-        f"def {described.name}({', '.join(i.name for i in taken)}):",
+        "",
+        f"def {described.name}({', '.join(f'{i.name}={own[i.name]}' if i.name in own else i.name for i in taken)}):",
         *_docstring(described, taken),
         *(f"    {line}" for line in (call.body if call else _empty(taken))),
     ]
@@ -212,7 +220,7 @@ def _call(ref: str, result: TargetResult, binding: BindingReport, bound: Sequenc
         imports.insert(0, "from types import SimpleNamespace")
         imports.insert(1, "")
     if any("TODO" in t for t in texts):
-        imports += ["", 'TODO = ...  # replace it: what goes there is not known']
+        imports += ["", "TODO = ...  # replace it: what goes there is not known"]
     body = _written(f"{target}({', '.join(given)})", target, given, _part(binding.returns))
     return _Call(imports=imports, body=body, open=tuple(clean(o) for o in binding.open))
 

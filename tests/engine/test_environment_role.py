@@ -103,7 +103,8 @@ def test_latencies_are_reported_as_numbers() -> None:
 def test_a_parameter_of_which_nothing_is_known_can_be_bound(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(
         "class E:\n"
-        "    def __init__(self, engine):\n        self.engine = engine\n        self.limit = engine['limits']['steps']\n"
+        "    def __init__(self, engine):\n"
+        "        self.engine = engine\n        self.limit = engine['limits']['steps']\n"
         "    def reset(self):\n        self.t = 0\n        return 'go'\n"
         "    def step(self, action):\n        self.t += 1\n        return '', 0.0, self.t >= self.limit, {}\n"
     )

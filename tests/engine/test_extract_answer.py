@@ -61,7 +61,10 @@ def test_a_method_gets_a_self_and_a_list_is_extracted_row_by_row() -> None:
     assert "whatever stands beside it" in summary(examine("extractors_right.py:for_each"), "extract_answer.batch")
 
 
-_WINDOW = "def extract(text):\n    {doc}\n    m = re.findall(r'#### (-?[0-9.]+)', text[-300:])\n    return m[-1] if m else None\n"
+_WINDOW = (
+    "def extract(text):\n    {doc}\n"
+    "    m = re.findall(r'#### (-?[0-9.]+)', text[-300:])\n    return m[-1] if m else None\n"
+)
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,11 @@ MUTANTS: list[tuple[str, str, Swaps]] = [
     ("GAE-ABSOLUTE-DISCOUNT", "discounted", (("    kernel = torch.tril(gamma ** (t[:, None] - t[None]).clamp(min=0))\n    return rewards @ kernel", "    return (gamma**t * rewards).flip(-1).cumsum(-1).flip(-1)"),)),
     ("GAE-ABSOLUTE-DISCOUNT", "with_last_value", (("(gamma * lam) ** powers.float()", "(gamma * lam) ** i[None].expand_as(powers).float()"),)),
     ("GAE-AXIS", "chunked", (("    B, T = rewards.shape", "    rewards, values = rewards.T, values.T\n    B, T = rewards.shape"), ("return out, out + values", "return out.T, (out + values).T"))),
-    ("GAE-AXIS", "discounted", (("    T = rewards.shape[-1]", "    rewards = rewards.T\n    T = rewards.shape[-1]"), ("return rewards @ kernel", "return (rewards @ kernel).T"))),
     ("GAE-DONE-SHIFT", "cleanrl", (("1.0 - dones[t + 1]", "1.0 - dones[t]"), ("1.0 - next_done", "1.0 - dones[t]"))),
     ("GAE-DONE-SHIFT", "terminal_steps", (("live = 1.0 - dones[t]", "live = 1.0 - dones[t + 1] if t + 1 < len(dones) else 1.0"),)),
+    ("GAE-DONE-SHIFT", "cleanrl", (("1.0 - dones[t + 1]", "1.0 - dones[t]"),)),
+    ("GAE-RETURNS", "separate_lambda", (("gae(1.0) + values", "gae(lam) + rewards"),)),
+    ("GAE-PADDING", "separate_lambda", (('"""The critic learns from lambda 1, the policy from lam."""', '"""Padding is never read."""'), ("nxt = torch.where(m, values[:, t], nxt)", "nxt = values[:, t]"))),
     ("GAE-DONE-IGNORED", "cleanrl", (("gamma * nextvalues * nextnonterminal", "gamma * nextvalues"),)),
     ("GAE-DONE-IGNORED", "terminal_steps", (("gamma * lam * live * gae", "gamma * lam * gae"),)),
     ("GAE-DONE-IGNORED", "next_states", (("alive = 1 - terminated[t]", "alive = 1"),)),
@@ -165,6 +167,7 @@ def test_a_planted_bug_is_named_and_nothing_else_is(pitfall: str, name: str, swa
 
 
 SOFT: list[tuple[str, str, Swaps]] = [
+    ("GAE-AXIS", "discounted", (("    T = rewards.shape[-1]", "    rewards = rewards.T\n    T = rewards.shape[-1]"), ("return rewards @ kernel", "return (rewards @ kernel).T"))),
     ("GAE-PADDING", "flipped", (("    v = values * mask\n", "    v = values\n"), ("    delta = delta * mask\n", ""))),
     ("GAE-TAIL", "plain", (("values[:, t + 1] if t + 1 < T else 0.0", "values[:, min(t + 1, T - 1)]"),)),
     ("GAE-WHITEN-NOT-CENTRED", "double", (("(adv - x.mean()) / (x.std(unbiased=False) + 1e-8)", "adv / (x.std(unbiased=False) + 1e-8)"),)),
@@ -260,7 +263,7 @@ def full_axes() -> dict[str, list[str]]:
     """Every option of every axis, whichever function it concerns."""
     return {
         "gives": ["both", "returns first"],
-        "mask": ["carry", "zeroed", "cut", "deltas", "raw", "next raw", "cut late", "inverted"],
+        "mask": ["carry", "zeroed", "cut", "deltas", "raw", "next raw", "carry raw", "cut late", "inverted"],
         "behind": ["zero", "given", "own", "wrap"],
         "next": ["own", "same", "two ahead", "before"],
         "delta": ["plain", "no value", "value added", "next subtracted", "negative", "both turned"],
@@ -268,9 +271,9 @@ def full_axes() -> dict[str, list[str]]:
         "discount": ["own", "one"],
         "decay": ["gamma lambda", "lambda", "gamma", "one", "none", "lambda twice"],
         "direction": ["backward", "forward", "unflipped", "absolute", "batch"],
-        "dones": ["none", "after", "before", "bootstrap only", "recursion only", "inverted"],
+        "dones": ["none", "after", "before", "mixed", "bootstrap only", "recursion only", "inverted"],
         "place": ["given", "last", "last column", "one early", "one late", "first", "every"],
-        "returns": ["sum", "monte carlo", "advantages", "difference", "whitened"],
+        "returns": ["sum", "monte carlo", "advantages", "difference", "rewards", "whitened"],
         "whiten": [
             "none", "tokens1", "tokens0", "centred", "rows1", "rows0", "mean kept1", "mean kept0", "divided1", "divided0",
             "padded1", "padded0", "padded raw1", "padded raw0",
@@ -281,7 +284,7 @@ def full_axes() -> dict[str, list[str]]:
 @pytest.mark.parametrize("axis", list(full_axes()))
 def test_the_cases_tell_every_pair_of_options_apart(axis: str) -> None:
     cases = [seen(), seen(holes=True)]
-    base = {**STANDARD, **{"returns": {"whiten": "tokens1"}, "place": {"mask": "raw"}}.get(axis, {})}
+    base = {**STANDARD, **{"returns": {"whiten": "tokens1"}, "place": {"mask": "raw"}, "dones": {"behind": "given"}}.get(axis, {})}
     values = {
         o: [gae.reference(s, {**base, axis: o}, {}).value[:, gae._mask(s) > 0] for s in cases]  # pyright: ignore[reportPrivateUsage]
         for o in full_axes()[axis]

@@ -166,7 +166,7 @@ WRONG = {
     "LOGP-DOUBLE-SOFTMAX": ["log_softmax_of_probabilities", "categorical_of_probabilities"],
     "LOGP-FLATTEN": ["time_major_logits", "time_major_shifted"],
     "LOGP-NORMALISER-DETACHED": ["normaliser_without_gradient", "detached_normaliser_shifted"],
-    "LOGP-NO-GRADIENT": ["of_detached_logits", "of_plain_data"],
+    "LOGP-NO-GRADIENT": ["of_detached_logits", "of_a_copy"],
     "LOGP-PADDING-INF": ["minus_inf_on_padding", "log_of_zeroed_padding"],
     "LOGP-OVERFLOW": ["naive_lse", "log_of_a_ratio"],
     "LOGP-PACK-CROSS": ["roll_the_pack", "shift_the_pack"],

@@ -19,10 +19,17 @@ DATA = Path(__file__).parent / "data" / "steps"
 FILE = "model_factory_right.py"
 Swaps = tuple[tuple[str, str], ...]
 TEXT = (DATA / FILE).read_text("utf-8")
-TREE = ast.parse(TEXT)
-EXPECTED: dict[str, str] = ast.literal_eval(
-    next(n.value for n in TREE.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "EXPECTED")
-)
+
+
+def table(file: str, name: str) -> Any:
+    """A literal of a file of specimens."""
+    body = ast.parse((DATA / file).read_text("utf-8")).body
+    found = next(n.value for n in body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == name)
+    return ast.literal_eval(found)
+
+
+TREE = ast.parse((DATA / FILE).read_text("utf-8"))
+EXPECTED: dict[str, str] = table(FILE, "EXPECTED")
 
 
 def examine(name: str, root: Path = DATA, intent: dict[str, Any] | None = None) -> TargetResult:
@@ -52,38 +59,7 @@ def test_a_right_factory_passes(name: str) -> None:
     assert any(isinstance(o, Agrees) and EXPECTED[name] in o.convention.summary for o in outcomes), outcomes
 
 
-_ADD = "model.requires_grad_(False)\n    return _wrap(model, target_modules"
-MUTANTS: list[tuple[str, str, Swaps]] = [
-    ("MODEL-FROZEN", "resume_adapter", ((", is_trainable=True", ""),)),
-    ("MODEL-FROZEN", "add_lora", (("return _wrap(model, target_modules, lambda child: LoRALinear(child, r, alpha))", "return _wrap(model, target_modules, lambda child: LoRALinear(child, r, alpha)).requires_grad_(False)"),)),
-    ("MODEL-FROZEN", "merged_start", (("    model.train()\n", "    model.requires_grad_(False)\n"),)),
-    ("MODEL-FROZEN", "policy_and_reference", (("        assert not unexpected\n", "        policy.requires_grad_(False)\n"),)),
-    ("LORA-BASE-TRAINED", "add_lora", ((_ADD, "return _wrap(model, target_modules"), ("            p.requires_grad = False\n        self.lora_A", "            p.requires_grad = True\n        self.lora_A"))),
-    ("LORA-BASE-TRAINED", "from_config", ((_ADD, "return _wrap(model, target_modules"), ("            p.requires_grad = False\n        self.lora_A", "            p.requires_grad = True\n        self.lora_A"))),
-    ("LORA-NO-TARGET", "add_lora", (("and name in targets", "and name == targets"),)),
-    ("LORA-TARGETS", "add_lora", (("_wrap(model, target_modules", '_wrap(model, ("q_proj", "v_proj")'),)),
-    ("LORA-TARGETS", "all_linear", (('"o_proj", "gate_proj", "up_proj", "down_proj")\n    return add', '"o_proj")\n    return add'),)),
-    ("LORA-TARGETS", "peft_policy", (('"o_proj", "gate_proj", "up_proj", "down_proj"],', '"o_proj"],'),)),
-    ("LORA-MODULES-TO-SAVE", "with_saved_modules", (("            module.requires_grad_(True)\n    return", "            module.train()\n    return"),)),
-    ("LORA-SCALE", "add_lora", (("self.scaling = alpha / r\n", "self.scaling = r / alpha\n"),)),
-    ("LORA-SCALE", "add_lora", (("self.scaling = alpha / r\n", "self.scaling = alpha\n"),)),
-    ("LORA-SCALE", "policy_and_reference", ((" * self.scaling", ""),)),
-    ("LORA-SCALE", "transposed", (("(self.alpha / self.rank) * ", "self.alpha * "),)),
-    ("LORA-RANK", "add_lora", (("torch.randn(r, base", "torch.randn(2 * r, base"), ("base.out_features, r)", "base.out_features, 2 * r)"))),
-    ("LORA-START", "add_lora", (("torch.zeros(base.out_features, r)", "torch.randn(base.out_features, r)"),)),
-    ("LORA-START", "from_config", (("torch.zeros(base.out_features, r)", "torch.randn(base.out_features, r) * 0.02"),)),
-    ("MODEL-NO-GRADIENT", "add_lora", (("self.dropout(x) @", "self.dropout(x) @ self.lora_A.data.T @ self.lora_B.T * self.scaling\n        return self.base(x) + self.dropout(x) @"), ("self.lora_A.T @", "self.lora_A.detach().T @"))),
-    ("MODEL-NO-GRADIENT", "checkpointed", (("    model.enable_input_require_grads()\n", ""),)),
-    ("LORA-INERT", "add_lora", (("return self.base(x) + self.dropout(x)", "return self.base(x) + 0 * self.dropout(x)"),)),
-    ("LORA-NOT-LOADED", "policy_and_reference", (("policy.load_state_dict(adapter_state", 'policy.load_state_dict({"x." + k: v for k, v in adapter_state.items()}'), ("        assert not unexpected\n", ""))),
-    ("REF-ALIASED", "Trainer.setup", (("copy.deepcopy(self.model).eval()", "self.model.eval()"), ("        for p in self.ref_model.parameters():\n            p.requires_grad_(False)\n", ""))),
-    ("REF-ALIASED", "merged_start", (("reference = copy.deepcopy(model)", "reference = copy.copy(model)"), ("    reference.requires_grad_(False)\n    model.train()", "    model.train()"))),
-    ("REF-NOT-POLICY", "merged_start", (("    model.train()\n", "    with torch.no_grad():\n        model.lm_head.weight.mul_(1.1)\n"),)),
-    ("REF-NOT-POLICY", "policy_and_reference", (("ref = copy.deepcopy(policy)", "ref = copy.deepcopy(base_model)"),)),
-    ("REF-TRAINABLE", "load_models", (("    ref.requires_grad_(False)\n", ""),)),
-    ("MODEL-OPTIMIZER", "with_optimizer", (("if p.requires_grad]", "if not p.requires_grad]"),)),
-    ("MODEL-OPTIMIZER", "with_optimizer", (("    model = _wrap(model.requires_grad_(False), (\"q_proj\", \"v_proj\"), lambda c: LoRALinear(c, lora_r, lora_alpha))\n    params = [p for p in model.parameters() if p.requires_grad]\n", "    params = list(model.lm_head.parameters())\n    model = _wrap(model.requires_grad_(False), (\"q_proj\", \"v_proj\"), lambda c: LoRALinear(c, lora_r, lora_alpha))\n"),)),
-]  # fmt: skip
+MUTANTS: list[tuple[str, str, Swaps]] = table("model_factory_mutants.py", "MUTANTS")
 
 
 @pytest.mark.parametrize(("pitfall", "name", "swaps"), MUTANTS)

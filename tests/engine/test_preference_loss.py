@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rltriage_probes import checking, tolerance
 from rltriage_probes.contract import Agrees, CheckRequest, Diverges, KnownBug, TargetResult, TargetSpec, Violates
+from rltriage_probes.loss import preference_axes, preference_loss, preference_pairs
 from rltriage_probes.loss import preference_cases as cases
 from rltriage_probes.loss import preference_kto as kto
-from rltriage_probes.loss import preference_loss, preference_pairs
 from rltriage_probes.loss.preference_scores import Given
 from rltriage_probes.model import Axis, Option
 from rltriage_probes.solver import Result, Seen
@@ -175,7 +175,7 @@ MUTANTS: list[tuple[str, str, str, Swaps]] = [
     ("PREF-SMOOTHING", "preference_loss", "dpo", ((f" - {SMOOTH}", ""),)),
     ("PREF-SMOOTHING", "robust_dpo", "dpo", ((" / (1 - 2 * e)", ""),)),
     ("PREF-SMOOTHING", "dpo_from_model_ratios", "dpo", ((" * (1 - label_smoothing)", ""),)),
-    ("PREF-SMOOTHING-INERT", "dpo_from_model_ratios", "dpo", (("(-F.logsigmoid(beta * logits) * (1 - label_smoothing) - F.logsigmoid(-beta * logits) * label_smoothing)", "-F.logsigmoid(beta * logits)"),)),
+    ("PREF-SMOOTHING-INERT", "dpo_from_model_ratios", "dpo", (("-F.logsigmoid(beta * logits) * (1 - label_smoothing) - F.logsigmoid(-beta * logits) * label_smoothing", "-F.logsigmoid(beta * logits)"),)),
     ("PREF-SMOOTHING-INERT", "DPOLoss.forward", "dpo", (("-(1 - self.label_smoothing) * kept - self.label_smoothing * flipped", "-kept + 0 * self.label_smoothing * flipped"),)),
     ("PREF-SUMMED", "simpo_by_token", "simpo", ((" / chosen_mask.sum(-1)", ""), (" / rejected_mask.sum(-1)", ""))),
     ("PREF-SUMMED", "ipo_by_token", "ipo", ((" / chosen_mask.sum(-1)", ""), (" / rejected_mask.sum(-1)", ""))),
@@ -236,9 +236,315 @@ def test_a_planted_bug_is_named_and_nothing_else_is(
     pitfall: str, name: str, algorithm: str, swaps: Swaps, tmp_path: Path
 ) -> None:
     if pitfall == "PREF-SHIFT":
-        root = mutated(tmp_path, "_batch_logps", (("labels[:, 1:]", "labels[:, :-1]"), ("logits[:, :-1, :]", "logits[:, 1:, :]")))
+        root = mutated(
+            tmp_path, "_batch_logps", (("labels[:, 1:]", "labels[:, :-1]"), ("logits[:, :-1, :]", "logits[:, 1:, :]"))
+        )
     else:
         root = mutated(tmp_path, name, swaps)
     hard_or_soft = ("hard", "soft") if pitfall == "PREF-AVERAGED" else ("hard",)
 
     assert named(examine(name, algorithm, root), *hard_or_soft) == {pitfall}
+
+
+TWO = [
+    (
+        "dpo_mean",
+        ((DELTA, "(pi_l - ref_l) - (pi_w - ref_w)"), ("-beta * delta", "-delta")),
+        {"PREF-SWAPPED", "PREF-BETA"},
+    ),
+    (
+        "dpo_concatenated",
+        (("- ref_chosen", "+ ref_chosen"), ("- ref_rejected", "+ ref_rejected"), ("-F.logsigmoid", "F.logsigmoid")),
+        {"PREF-REF-SIGN", "PREF-LOSS-SIGN"},
+    ),
+    (
+        "dpo_by_token",
+        ((" * chosen_mask)", ")"), (" * rejected_mask)", ")"), ("chosen - rejected))", "rejected - chosen))")),
+        {"PREF-MASK", "PREF-SWAPPED"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "swaps", "expected"), TWO)
+def test_two_bugs_in_one_loss_are_both_named(name: str, swaps: Swaps, expected: set[str], tmp_path: Path) -> None:
+    assert named(examine(name, "dpo", mutated(tmp_path, name, swaps))) == expected
+
+
+STRANGERS = [
+    ("dpo_mean", "dpo", ((DELTA, "(pi_w - ref_w) * (pi_l - ref_l)"),)),
+    ("dpo_mean", "dpo", ((DELTA, "(pi_w - ref_w.roll(1)) - (pi_l - ref_l)"),)),
+    ("dpo_mean", "dpo", (("F.softplus(-beta * delta)", "torch.tanh(-beta * delta)"),)),
+    ("robust_dpo", "dpo", (("(1 - 2 * e)", "(1 - 3 * e)"),)),
+    ("kto", "kto", (("reference_chosen_logps - kl", "reference_chosen_logps * kl"),)),
+    ("orpo_odds", "orpo", (("_log1mexp(chosen_logps) -", "chosen_logps.abs().log() -"),)),
+]
+
+
+@pytest.mark.parametrize(("name", "algorithm", "swaps"), STRANGERS)
+def test_a_loss_that_nobody_knows_diverges(name: str, algorithm: str, swaps: Swaps, tmp_path: Path) -> None:
+    result = examine(name, algorithm, mutated(tmp_path, name, swaps))
+
+    assert any(isinstance(c.outcome, Diverges) for c in result.checks)
+    assert named(result) == set()
+
+
+def test_half_precision_inside_is_asked_about_and_a_bug_where_full_precision_is_promised(tmp_path: Path) -> None:
+    half = (DELTA, "((pi_w - ref_w) - (pi_l - ref_l)).bfloat16().float()")
+    promise = ("DPO, mean over pairs.", "DPO, mean over pairs, computed in float32.")
+
+    assert named(examine("dpo_mean", "dpo", mutated(tmp_path, "dpo_mean", (half,))), "soft") == {"PREF-PRECISION"}
+    assert named(examine("dpo_mean", "dpo", mutated(tmp_path, "dpo_mean", (half, promise)))) == {"PREF-PRECISION"}
+
+
+def test_an_odds_ratio_that_breaks_for_confident_models_is_asked_about_without_a_promise(tmp_path: Path) -> None:
+    silent = (", numerically stable for confident answers", "")
+    unstable = (
+        "(_log1mexp(chosen_logps) - _log1mexp(rejected_logps))",
+        "torch.log(1 - chosen_logps.exp()) + torch.log(1 - rejected_logps.exp())",
+    )
+    result = examine("orpo_odds", "orpo", mutated(tmp_path, "orpo_odds", (silent, unstable)))
+
+    assert named(result) == set()
+    assert named(result, "soft") == {"PREF-ODDS-OVERFLOW"}
+
+
+def test_a_declared_algorithm_turns_the_switch_of_its_name_on() -> None:
+    assert "squared distance" in words(examine("preference_loss", "ipo"))
+    assert "-log sigmoid" in words(examine("preference_loss", "dpo"))
+
+
+# The reference against independent computations
+
+
+class _Plain:
+    """A subject that says nothing beyond its inputs."""
+
+    doc, source = "", ""
+
+    def __init__(self, algorithm: str = "") -> None:
+        self.intent = {"algorithm": algorithm}
+        self.bound = self
+        self.settings: dict[str, Any] = {}
+        self.literals = ()
+
+
+def seen_of(have: set[str], name: str = cases.NAMES[0], shape: tuple[int, ...] = (), uneven: bool = False) -> Seen:
+    s = cases.seen(cases.uneven(cases.pairs(name)) if uneven else cases.pairs(name))
+    s.value = torch.zeros(shape, dtype=torch.float64)
+    for word in cases.DIFFERENTIATED:
+        if word in have:
+            x = s.inputs[word]
+            assert isinstance(x, Tensor)
+            s.cache["leaf:" + word] = x.clone().requires_grad_(True)
+    return s
+
+
+def axes_of(have: set[str], algorithm: str = "", shape: tuple[int, ...] = ()) -> tuple[Axis, ...]:
+    given, seen = Given(frozenset(have)), [seen_of(have, shape=shape)]
+    return preference_axes.axes(_Plain(algorithm), given, seen)  # type: ignore[arg-type]
+
+
+def defaults(axes: tuple[Axis, ...]) -> dict[str, str]:
+    return {a.name: a.options[0].name for a in axes}
+
+
+FOUR = {"chosen_logprobs", "rejected_logprobs", "ref_chosen_logprobs", "ref_rejected_logprobs", "beta"}
+
+
+def reference(have: set[str], algorithm: str = "", shape: tuple[int, ...] = (), **changed: str) -> Result:
+    options = {**defaults(axes_of(have, algorithm, shape)), **changed}
+    return preference_pairs.Reference(Given(frozenset(have)))(seen_of(have, shape=shape), options, {"tau": 0.05})
+
+
+def numbers(word: str) -> list[float]:
+    x = seen_of(set()).inputs[word]
+    assert isinstance(x, Tensor)
+    return x.tolist()
+
+
+BETA = 0.3
+
+
+def by_hand() -> list[float]:
+    c, r, rc, rr = (
+        numbers(w) for w in ("chosen_logprobs", "rejected_logprobs", "ref_chosen_logprobs", "ref_rejected_logprobs")
+    )
+    return [(c[i] - rc[i]) - (r[i] - rr[i]) for i in range(len(c))]
+
+
+def test_the_reference_of_dpo_is_equation_7_by_hand() -> None:
+    losses = [math.log(1 + math.exp(-BETA * gap)) for gap in by_hand()]
+
+    assert float(reference(FOUR).value.detach()) == pytest.approx(sum(losses) / len(losses), abs=1e-12)
+
+
+def test_the_reference_of_ipo_is_equation_17_by_hand() -> None:
+    losses = [(gap - 1 / (2 * BETA)) ** 2 for gap in by_hand()]
+
+    assert float(reference(FOUR, loss="ipo").value.detach()) == pytest.approx(sum(losses) / len(losses), abs=1e-12)
+
+
+def test_the_reference_of_orpo_is_the_log_odds_of_probabilities_by_hand() -> None:
+    c, r = numbers("chosen_logprobs"), numbers("rejected_logprobs")
+    odds = [math.exp(x) / (1 - math.exp(x)) for x in (*c, *r)]
+    ratios = [a / b for a, b in zip(odds[: len(c)], odds[len(c) :], strict=True)]
+    losses = [BETA * math.log(1 + 1 / ratio) for ratio in ratios]
+    have = {"chosen_logprobs", "rejected_logprobs", "beta"}
+
+    got = reference(have, "orpo", loss="odds ratio", likelihood="none")
+    assert float(got.value.detach()) == pytest.approx(sum(losses) / len(losses), abs=1e-12)
+
+
+def test_the_reference_of_kto_is_equation_7_by_hand() -> None:
+    good, bad, kl, ref_kl = (
+        numbers(w) for w in ("chosen_logratios", "rejected_logratios", "kl_logprobs", "ref_kl_logprobs")
+    )
+    z0 = max(0.0, sum(a - b for a, b in zip(kl, ref_kl, strict=True)) / len(kl))
+    losses = [1.3 * (1 - 1 / (1 + math.exp(-BETA * (x - z0)))) for x in good]
+    losses += [0.8 * (1 - 1 / (1 + math.exp(-BETA * (z0 - x)))) for x in bad]
+    have = {
+        "chosen_logratios",
+        "rejected_logratios",
+        "kl_logprobs",
+        "ref_kl_logprobs",
+        "beta",
+        "desirable_weight",
+        "undesirable_weight",
+    }
+    given = Given(frozenset(have))
+    options = defaults(kto.axes(_Plain("kto"), given, [seen_of(have)]))  # type: ignore[arg-type]
+
+    assert float(kto.Reference(given)(seen_of(have), options, {}).value.detach()) == pytest.approx(
+        sum(losses) / len(losses), abs=1e-12
+    )
+
+
+def test_the_gradients_of_the_reference_are_those_of_finite_differences() -> None:
+    made, step = reference(FOUR), 1e-6
+    grad = made.grads()["chosen_logprobs"]
+    for i in range(len(grad)):
+        ends: list[float] = []
+        for sign in (1, -1):
+            s = seen_of(FOUR)
+            s.cache["leaf:chosen_logprobs"] = s.cache["leaf:chosen_logprobs"].detach().clone()
+            s.cache["leaf:chosen_logprobs"][i] += sign * step
+            options = defaults(axes_of(FOUR))
+            ends.append(float(preference_pairs.Reference(Given(frozenset(FOUR)))(s, options, {}).value.detach()))
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float(grad[i]), abs=1e-8)
+
+
+def test_at_step_0_dpo_is_ln_2_and_ipo_is_one_over_4_beta_squared() -> None:
+    for loss, expected in (("sigmoid", math.log(2)), ("ipo", 1 / (4 * BETA**2)), ("hinge", 1.0)):
+        s = seen_of(FOUR)
+        for side in cases.SIDES:
+            s.cache.pop(f"leaf:{side}_logprobs")
+            s.inputs = {**s.inputs, f"{side}_logprobs": s.inputs[f"ref_{side}_logprobs"]}
+        options = {**defaults(axes_of(FOUR)), "loss": loss}
+
+        assert float(
+            preference_pairs.Reference(Given(frozenset(FOUR)))(s, options, {}).value.detach()
+        ) == pytest.approx(expected)
+
+
+def test_tokens_logits_and_halves_give_what_summed_log_probs_give() -> None:
+    tokens = {f"{f}{s}_token_logprobs" for f in ("", "ref_") for s in cases.SIDES} | {
+        "chosen_mask",
+        "rejected_mask",
+        "beta",
+    }
+    halves = {"pair_logprobs", "ref_pair_logprobs", "beta"}
+    both = {"pair_token_logprobs", "ref_pair_token_logprobs", "pair_mask", "beta"}
+
+    values = [float(reference(h, tokens="sum").value.detach()) for h in (FOUR, tokens, halves, both)]
+    assert values == pytest.approx([values[0]] * 4)
+
+
+GIVEN = [
+    (FOUR | {"label_smoothing"}, "dpo"),
+    (FOUR | {"chosen_lengths", "rejected_lengths", "nll_weight"}, "ipo"),
+    (FOUR | {"penalty_weight", "margin"}, "dpo"),
+    ({f"{f}{s}_token_logprobs" for f in ("", "ref_") for s in cases.SIDES} | {"chosen_mask", "rejected_mask", "beta"}, "dpo"),
+    ({"pair_logits", "ref_pair_logits", "pair_labels", "beta"}, "dpo"),
+    ({"chosen_logprobs", "rejected_logprobs", "beta", "target_margin", "chosen_nll", "nll_weight"}, "simpo"),
+    ({"chosen_logprobs", "rejected_logprobs", "beta", "margin_ratio"}, "simpo"),
+    ({"chosen_logprobs", "rejected_logprobs", "beta"}, "orpo"),
+    ({"chosen_logratios", "rejected_logratios", "beta", "label_smoothing"}, ""),
+    ({"policy_logratios", "ref_logratios", "beta"}, ""),
+    ({"preference_logits", "beta"}, "ipo"),
+]  # fmt: skip
+
+
+def same(a: Result, b: Result) -> bool:
+    if a.value.shape != b.value.shape or not tolerance.equal(a.value.detach(), b.value.detach(), "float32"):
+        return False
+    return all(tolerance.equal(g, b.grads()[w], "float32") for w, g in a.grads().items())
+
+
+@pytest.mark.parametrize(("have", "algorithm"), GIVEN)
+@pytest.mark.parametrize("shape", [(), (cases.PAIRS,)])
+def test_every_pair_of_options_is_told_apart_by_value_or_gradient(
+    have: set[str], algorithm: str, shape: tuple[int, ...]
+) -> None:
+    axes, given = axes_of(have, algorithm, shape), Given(frozenset(have))
+    base = defaults(axes)
+    several = [seen_of(have, n, shape) for n in cases.NAMES[:2]]
+    made = preference_pairs.Reference(given)
+    knobs = {"tau": 0.05, "target_margin": 0.0, "nll_weight": 1.0}
+    for axis in axes:
+        offered = [
+            o
+            for o in axis.options
+            if axis.when is None or o is axis.options[0] or axis.when({**base, axis.name: o.name})
+        ]
+        for a, b in itertools.combinations(offered, 2):
+            pairs = [tuple(made(s, {**base, axis.name: o.name}, knobs) for o in (a, b)) for s in several]
+            assert not all(same(x, y) for x, y in pairs) or _one_pitfall(a, b), f"{axis.name}: {a.name} = {b.name}"
+
+
+def _one_pitfall(a: Option, b: Option) -> bool:
+    return a.pitfall is not None and b.pitfall is not None and a.pitfall.id == b.pitfall.id
+
+
+def test_no_combination_of_options_breaks_the_reference() -> None:
+    for have, algorithm in GIVEN:
+        axes, given = axes_of(have, algorithm), Given(frozenset(have))
+        base, s = defaults(axes), seen_of(have)
+        made = preference_pairs.Reference(given)
+        for one, other in itertools.combinations(axes, 2):
+            for a, b in itertools.product(one.options, other.options):
+                options = {**base, one.name: a.name, other.name: b.name}
+                if all(x.when is None or options[x.name] == base[x.name] or x.when(options) for x in axes):
+                    made(s, options, {"tau": 0.05})
+
+
+KTO_GIVEN = [
+    {"chosen_logprobs", "rejected_logprobs", "ref_chosen_logprobs", "ref_rejected_logprobs", "kl_logprobs", "ref_kl_logprobs", "beta", "desirable_weight", "undesirable_weight"},
+    {"example_logprobs", "ref_example_logprobs", "desirable", "kl_estimate", "beta", "desirable_weight", "undesirable_weight"},
+    {"example_logprobs", "ref_example_logprobs", "desirable", "beta"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("have", KTO_GIVEN)
+@pytest.mark.parametrize("shape", [(), (7,)])
+def test_every_pair_of_options_of_kto_is_told_apart(have: set[str], shape: tuple[int, ...]) -> None:
+    given = Given(frozenset(have))
+    several = [seen_of(have, n, shape, uneven="kl_logprobs" in have) for n in cases.NAMES[:2]]
+    axes = kto.axes(_Plain("kto"), given, several)  # type: ignore[arg-type]
+    base, made = defaults(axes), kto.Reference(given)
+    for axis in axes:
+        offered = [o for o in axis.options if axis.when is None or axis.when({**base, axis.name: o.name})]
+        for a, b in itertools.combinations(offered, 2):
+            pairs = [tuple(made(s, {**base, axis.name: o.name}, {}) for o in (a, b)) for s in several]
+            assert not all(same(x, y) for x, y in pairs) or _one_pitfall(a, b), f"{axis.name}: {a.name} = {b.name}"
+
+
+def test_the_example_has_every_input_that_the_role_takes() -> None:
+    missing = set(preference_loss.ROLE.takes) - set(preference_loss.example({}).inputs)
+
+    assert missing == {"preference_type"}
+
+
+def test_every_pitfall_of_the_role_is_planted() -> None:
+    planted = {m[0] for m in MUTANTS} | {"PREF-PRECISION"}
+
+    assert {p.id for p in preference_loss.ROLE.pitfalls} == planted

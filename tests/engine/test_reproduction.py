@@ -192,7 +192,8 @@ def test_an_exception_is_raised_by_the_program_too(tmp_path: Path) -> None:
 
 def test_lines_of_a_file_are_run_as_they_stand(tmp_path: Path) -> None:
     code = "import torch\n\ndef step(self, scores):\n" + "".join(
-        f"    {row}\n" for row in ("g = scores.view(-1, self.n)", "g = g - g.mean(0, keepdim=True)", "return g.flatten()")
+        f"    {row}\n"
+        for row in ("g = scores.view(-1, self.n)", "g = g - g.mean(0, keepdim=True)", "return g.flatten()")
     )
     (tmp_path / "algos.py").write_text(code)
     block = Block(start="4", stop="5", inputs={"scores": "rewards", "self.n": "group_size"}, output="g.flatten()")

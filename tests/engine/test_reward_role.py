@@ -323,7 +323,8 @@ def test_a_service_on_the_network_is_not_called_and_the_reason_is_given(tmp_path
 def test_a_judge_behind_a_client_is_not_run_and_the_reason_is_given(tmp_path: Path) -> None:
     code = (
         "def reward(prompts, completions, judge_client, **kwargs):\n"
-        "    replies = [judge_client.chat.completions.create(model='m', messages=[{'role': 'user', 'content': p + c}])\n"
+        "    replies = [judge_client.chat.completions.create(\n"
+        "                   model='m', messages=[{'role': 'user', 'content': p + c}])\n"
         "               for p, c in zip(prompts, completions)]\n"
         "    return [float(r.choices[0].message.content) for r in replies]\n"
     )

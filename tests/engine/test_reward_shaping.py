@@ -127,6 +127,10 @@ MUTANTS: list[tuple[str, str, Swaps]] = [
     ("RSH-LENGTH-PADDED", "OverlongManager.__call__", (("exceed = n -", "exceed = mask.shape[1] -"), ("min(-exceed / self.overlong_buffer_len * self.penalty_factor, 0)", "-min(exceed / self.overlong_buffer_len, 1) * self.penalty_factor"))),
     ("RSH-CLIP-IGNORED", "clipped_scores", (("scores.clamp(-score_clip, score_clip)", "scores"),)),
     ("RSH-CLIP-IGNORED", "compute_reward", (("r = r.clamp(min=reward_clip_range[0], max=reward_clip_range[1])", "r.clamp(min=reward_clip_range[0], max=reward_clip_range[1])"),)),
+    ("RSH-CLIP-SWAPPED", "clipped_scores", (("(-score_clip, score_clip)", "(score_clip, -score_clip)"),)),
+    ("RSH-CLIP-SWAPPED", "compute_reward", (("min=reward_clip_range[0], max=reward_clip_range[1]", "min=reward_clip_range[1], max=reward_clip_range[0]"),)),
+    ("RSH-SCORE-PLACE", "clipped_scores", (("sum(1).long() - 1", "sum(1).long() - 2"),)),
+    ("RSH-LENGTH-SIGN", "with_overlong", (("    n = response_mask.sum(-1)\n    start = max_len - cache_len", "    n = response_mask.sum(-1)\n    return rewards - ((max_len - n) / cache_len).clamp(0, 1)\n    start = 0"),)),
     ("RSH-CLIP-ONE-SIDED", "clipped_scores", (("(-score_clip, score_clip)", "(max=score_clip)"),)),
     ("RSH-CLIP-ONE-SIDED", "compute_reward", (("min=reward_clip_range[0], max=reward_clip_range[1]", "min=reward_clip_range[0]"),)),
 ]  # fmt: skip
@@ -210,12 +214,12 @@ OPTIONS = {
     "estimator": ["k1", "k3", "k2", "abs", "square", "k3 reversed"],
     "penalty": ["minus", "plus", "unweighted", "unweighted plus", "none"],
     "kl on": ["masked", "everywhere", "inverted", "mean"],
-    "score": ["last", "count", "last column", "one early", "one late", "first", "every", "none", "overwrites"],
+    "score": ["last", "count", "last column", "one early", "one late", "first", "count early", "every", "none", "overwrites"],
     "length": [
-        "soft", "uncapped", "soft plus", "uncapped plus", "late edge", "buffer edge", "one early", "one late", "over limit",
+        "soft", "uncapped", "soft plus", "uncapped plus", "mirrored", "mirrored start", "late edge", "buffer edge", "one early", "one late", "over limit",
         "over start", "tokens", "step", "padded", "none", "soft, factor 1", "uncapped, factor 1",
     ],
-    "clip": ["score", "total", "none", "upper only", "lower only"],
+    "clip": ["score", "total", "none", "upper only", "lower only", "swapped"],
     "whiten": ["none", "tokens1", "tokens0", "tokens1 kept", "tokens0 kept"],
 }  # fmt: skip
 

@@ -85,7 +85,8 @@ def test_a_wrong_loss_that_nobody_listed_does_not_pass(name: str, tmp_path: Path
 
 
 def test_aligned_labels_are_a_question_where_nothing_is_said_of_them(tmp_path: Path) -> None:
-    code = "import torch.nn.functional as F\n\n\ndef loss(logits, labels):\n    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())\n"
+    body = "    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())\n"
+    code = f"import torch.nn.functional as F\n\n\ndef loss(logits, labels):\n{body}"
     (tmp_path / "module.py").write_text(code)
     outcome = judge("module.py:loss", tmp_path)
 
@@ -95,7 +96,8 @@ def test_aligned_labels_are_a_question_where_nothing_is_said_of_them(tmp_path: P
 
 def seen(case: int) -> Seen:
     """A case as a function of logits and labels would leave it, without a result."""
-    inputs = {k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in sft_loss.CASES[case].inputs.items()}  # fmt: skip
+    given = sft_loss.cases()[case].inputs
+    inputs = {k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in given.items()}
     s = Seen(case="x", inputs=inputs, value=torch.zeros((), dtype=torch.float64), grads={}, dtype="float64")
     s.cache["leaf:logits"] = inputs["logits"].clone().requires_grad_(True)
     s.cache["uses labels"] = torch.ones(())
@@ -109,7 +111,7 @@ PLAIN = {
 
 
 def test_the_reference_is_torchs_cross_entropy_in_value_and_gradient() -> None:
-    for case in range(len(sft_loss.CASES)):
+    for case in range(len(sft_loss.cases())):
         s = seen(case)
         got = sft_loss.reference(s, PLAIN, {})
         logits = s.inputs["logits"].clone().requires_grad_(True)
@@ -175,7 +177,7 @@ def test_the_cases_tell_every_two_options_of_an_axis_apart() -> None:
     for axis in axes():
         for a, b in itertools.combinations([o.name for o in axis.options], 2):
             apart = False
-            for case in range(len(sft_loss.CASES)):
+            for case in range(len(sft_loss.cases())):
                 s = seen(case)
                 s.cache["uses completion_mask"] = torch.ones(())
                 one, other = ({**PLAIN, axis.name: o} for o in (a, b))

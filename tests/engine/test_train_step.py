@@ -17,10 +17,17 @@ from rltriage_probes.loss import stepping, train_step
 DATA = Path(__file__).parent / "data" / "steps"
 FILE = "train_step_right.py"
 Swaps = tuple[tuple[str, str], ...]
+
+
+def table(file: str, name: str) -> Any:
+    """A literal of a file of specimens."""
+    body = ast.parse((DATA / file).read_text("utf-8")).body
+    found = next(n.value for n in body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == name)
+    return ast.literal_eval(found)
+
+
 TREE = ast.parse((DATA / FILE).read_text("utf-8"))
-EXPECTED: dict[str, str] = ast.literal_eval(
-    next(n.value for n in TREE.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "EXPECTED")
-)
+EXPECTED: dict[str, str] = table(FILE, "EXPECTED")
 
 
 def examine(name: str, root: Path = DATA, intent: dict[str, Any] | None = None, file: str = FILE) -> TargetResult:
@@ -31,7 +38,7 @@ def examine(name: str, root: Path = DATA, intent: dict[str, Any] | None = None, 
 def mutated(folder: Path, name: str, swaps: Swaps) -> Path:
     """A copy of the specimens in which texts inside one definition are exchanged."""
     text = (DATA / FILE).read_text("utf-8")
-    first = name.split(".")[0]
+    first = name.split(".", maxsplit=1)[0]
     node = next(n for n in TREE.body if getattr(n, "name", "") == first)
     assert node.end_lineno is not None
     lines = text.splitlines(keepends=True)
@@ -64,47 +71,7 @@ def test_a_right_step_is_recognised_and_nothing_is_found_wrong(name: str) -> Non
     assert EXPECTED[name] in outcomes[0].convention.summary
 
 
-_ZERO = "    optimizer.zero_grad()\n"
-MUTANTS: list[tuple[str, str, Swaps, dict[str, Any]]] = [
-    ("STEP-WRONG-WAY", "reinforce_step", (("loss = -(", "loss = ("),), {}),
-    ("STEP-WRONG-WAY", "PPOTrainer.train_step", (("loss = -(torch.min", "loss = (torch.min"),), {}),
-    ("STEP-WRONG-WAY", "labels_step", (("(nll * batch", "(-nll * batch"),), {}),
-    ("STEP-WRONG-WAY", "sft_step", (("loss = F.cross", "loss = -F.cross"),), {}),
-    ("STEP-WRONG-WAY", "rewards_step", (('batch["rewards"] - batch["rewards"].mean()', 'batch["rewards"].mean() - batch["rewards"]'),), {}),
-    ("STEP-GRAD-KEPT", "reinforce_step", ((_ZERO, ""),), {}),
-    ("STEP-GRAD-KEPT", "PPOTrainer.train_step", (("        self.optimizer.zero_grad(set_to_none=True)\n", ""),), {}),
-    ("STEP-GRAD-KEPT", "zero_after_step", (("        p.grad = None\n", "        pass\n"),), {}),
-    ("STEP-BEFORE-BACKWARD", "reinforce_step", (("    loss.backward()\n    optimizer.step()\n", "    optimizer.step()\n    loss.backward()\n"),), {}),
-    ("STEP-GRAD-ZEROED", "reinforce_step", ((_ZERO, ""), ("    optimizer.step()\n", _ZERO + "    optimizer.step()\n")), {}),
-    ("STEP-NOT-TAKEN", "reinforce_step", (("    optimizer.step()\n", ""),), {}),
-    ("STEP-NO-GRADIENT", "reinforce_step", (("    loss.backward()", "    loss = loss.detach().requires_grad_()\n    loss.backward()"),), {}),
-    ("STEP-NO-GRADIENT", "sft_step", (("    logits = model", "    with torch.no_grad():\n        logits = model"),), {}),
-    ("STEP-NO-GRADIENT", "reinforce_step", (("    loss.backward()\n", ""),), {}),
-    ("STEP-MASK-LEAK", "reinforce_step", (("mask).sum() / mask.sum()", "attention_mask[:, 1:]).sum() / mask.sum()"),), {}),
-    ("STEP-MASK-LEAK", "token_count_step", ((' * mb["completion_mask"][:, 1:]', ""),), {}),
-    ("STEP-MASK-LEAK", "micro_batched", (('mask = mb["completion_mask"][:, 1:]', 'mask = 1 - mb["completion_mask"][:, 1:]'),), {}),
-    ("STEP-MASK-LEAK", "PPOTrainer.train_step", (('["response_mask"][:, 1:]', '["response_mask"][:, :-1]'),), {}),
-    ("STEP-SHIFT", "sft_step", (("logits[:, :-1]", "logits"), ('batch["labels"][:, 1:]', 'batch["labels"]')), {}),
-    ("STEP-SHIFT", "labels_step", (("[:, :-1]\n", "\n"), ('batch["labels"][:, 1:]', 'batch["labels"]')), {}),
-    ("STEP-ADVANTAGE-IGNORED", "reinforce_step", (("advantages[:, None]", "torch.ones_like(advantages)[:, None]"),), {}),
-    ("STEP-TOKEN-LOST", "reinforce_step", (("mask = completion_mask[:, 1:]", "mask = completion_mask[:, 1:] * torch.cat([completion_mask[:, 2:], 0 * completion_mask[:, :1]], 1)"),), {}),
-    ("STEP-ACCUM-NOT-DIVIDED", "micro_batched", (("seq.sum() / n", "seq.mean()"),), {}),
-    ("STEP-ACCUM-NOT-DIVIDED", "Engine.step", (("(loss / accum)", "loss"),), {}),
-    ("STEP-ACCUM-NOT-DIVIDED", "over_micro_batches", (("/ n_tokens", '/ mb["completion_mask"][:, 1:].sum()'),), {}),
-    ("STEP-ACCUM-DIVIDED-TWICE", "token_count_step", (("loss.backward()", "(loss / gradient_accumulation_steps).backward()"),), {}),
-    ("STEP-MICRO-MEAN", "token_count_step", (("/ total", '/ mb["completion_mask"][:, 1:].sum() / gradient_accumulation_steps'),), {}),
-    ("STEP-MICRO-MEAN", "over_micro_batches", (("/ n_tokens", '/ mb["completion_mask"][:, 1:].sum() / len(micro_batches)'),), {}),
-    ("STEP-ACCUM-LOST", "micro_batched", (("        loss.backward()", "        optimizer.zero_grad()\n        loss.backward()"),), {}),
-    ("STEP-EVERY-MICRO", "token_count_step", (("        reported +=", "        optimizer.step()\n        optimizer.zero_grad()\n        reported +="),), {}),
-    ("STEP-CLIP-INERT", "micro_batched", (("    norm = clip_grad_norm_(model.parameters(), max_grad_norm)\n    optimizer.step()", "    optimizer.step()\n    norm = clip_grad_norm_(model.parameters(), max_grad_norm)"),), {}),
-    ("STEP-CLIP-SCALED", "scaled_step", (("    scaler.unscale_(optimizer)\n", ""),), {}),
-    ("STEP-LOW-PRECISION", "PPOTrainer.train_step", (("self.policy = policy", "self.policy = policy.to(torch.bfloat16)"), ("3e-4", "1e-6")), {}),
-    ("STEP-PADDING", "reinforce_step", (("mask.sum()", "mask.numel()"),), {"aggregation": "token-mean"}),
-    ("STEP-REF-MOVES", "GRPOLearner.update", (("        self.optimizer.step()", "        for p in self.ref_model.parameters():\n            p.data.add_(0.01)\n        self.optimizer.step()"),), {}),
-    ("STEP-NOT-FINITE", "normalised_step", (("(adv.std() + eps)", "adv.std()"),), {}),
-    ("STEP-AGGREGATION", "reinforce_step", (), {"aggregation": "sequence-mean"}),
-    ("STEP-OPTIMIZER-STALE", "PPOTrainer.train_step", (("self.policy = policy", "self.policy = policy\n        policy = __import__('copy').deepcopy(policy)"),), {}),
-]  # fmt: skip
+MUTANTS: list[tuple[str, str, Swaps, dict[str, Any]]] = table("train_step_mutants.py", "MUTANTS")
 
 
 @pytest.mark.parametrize(("pitfall", "name", "swaps", "intent"), MUTANTS)

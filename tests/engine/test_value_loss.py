@@ -110,6 +110,10 @@ MUTANTS: list[tuple[str, str, Swaps]] = [
     ("VAL-CLIPS-RETURNS", "unreduced", (("(values - old_values).clamp", "(returns - old_values).clamp"), ("torch.max((values - returns) ** 2, (near - returns) ** 2)", "(values - near) ** 2"))),
     ("VAL-CLIP-ONE-SIDED", "predicted_first", ((CLAMP, "vpredclipped = torch.min(vpreds, values + cliprange_value)"),)),
     ("VAL-CLIP-ONE-SIDED", "cleanrl", (("-clip_coef, clip_coef", "min=-clip_coef"),)),
+    ("VAL-CLIP-CENTRE", "unreduced", (("near = old_values + (values - old_values).clamp(-clip_value, clip_value)", "near = values.clamp(1 - clip_value, 1 + clip_value)"),)),
+    ("VAL-CLIP-CENTRE", "predicted_first", ((CLAMP, CLAMP.replace("vpreds, values", "values, vpreds").replace("), values", "), vpreds")),)),
+    ("VAL-CLIP-SWAPPED", "unreduced", (("clamp(-clip_value, clip_value)", "clamp(clip_value, -clip_value)"),)),
+    ("VAL-CLIP-SWAPPED", "cleanrl", (("-clip_coef, clip_coef", "clip_coef, -clip_coef"),)),
     ("VAL-CLIP-IGNORED", "predicted_first", (("torch.max(vf_losses1, vf_losses2)", "vf_losses1"),)),
     ("VAL-CLIP-IGNORED", "ValueLoss.forward", (("torch.max((clipped - returns) ** 2, (values - returns) ** 2)", "(values - returns) ** 2"),)),
     ("VAL-NO-SQUARE", "predicted_first", (("(vpreds - returns) ** 2", "(vpreds - returns).abs()"), ("(vpredclipped - returns) ** 2", "(vpredclipped - returns).abs()"))),
@@ -250,7 +254,7 @@ def test_huber_is_that_of_torch() -> None:
 
 OPTIONS = {
     "error": ["square", "huber", "smooth", "absolute"],
-    "clipping": ["max", "plain", "min", "only", "around returns", "around zero", "relative", "returns", "returns max", "upper only", "lower only"],
+    "clipping": ["max", "plain", "min", "only", "around returns", "around zero", "around one", "old", "swapped", "swapped only", "relative", "returns", "returns max", "upper only", "lower only"],
     "target": ["returns", "old", "moving detached", "advantages", "difference"],
     "slice": ["own", "one early", "one late", "first columns"],
     "gradient": ["own", "cut"],

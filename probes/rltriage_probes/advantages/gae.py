@@ -108,6 +108,8 @@ ZERO_PROMISED = (
     r"(mask|pad)\w*[^.]{0,50}\b(are|is|get|gets|stay|become|set to|hold)\s+(0|zero)",
     r"\b(0|zero|zeroed) (elsewhere|outside)",
 )
+SHAPE_PROMISED = (r"[\[(]\s*(b|bs|batch\w*|n|t|steps?|num_steps|time)\s*,\s*\w", r"\bbatch")
+TWO_DIMENSIONS = re.compile(r"\w,\s*\w+\s*=\s*\w+\.(shape|size)|shape\[1\]|size\(1\)|dim=1|\[:, (?!None)")
 BEFORE_PROMISED = (r"episode_?starts?\b|before (that|the) step|starts? (a|the|with a) new episode|first step of",)
 
 # Axes
@@ -196,6 +198,7 @@ def _masks(subject: Subject) -> Axis:
             *(probing.wrong_here(o, HOLES, holes) for o in stepping),
             probing.as_pitfall("raw", leak),
             probing.as_pitfall("next raw", leak),
+            probing.as_pitfall("carry raw", leak),
             probing.as_pitfall("cut late", DONE_SHIFT),
             probing.as_pitfall("inverted", MASK_INVERTED),
         ),
@@ -279,9 +282,10 @@ def _decays(names: frozenset[str]) -> tuple[Axis, ...]:
 
 
 def _dones(subject: Subject) -> Axis:
-    if "dones" not in subject.bound.names:
+    if not subject.bound.names & {"dones", "alive"}:
         return _only("dones", "none")
-    before = "last_done" in subject.bound.names or probing.claims(subject, *BEFORE_PROMISED)
+    starts = any(s.meaning == "dones" and "start" in s.path for s in subject.bound.report.slots)
+    before = starts or "last_done" in subject.bound.names or probing.claims(subject, *BEFORE_PROMISED)
     after_step = Option(name="after", says="an episode ends with its marked step")
     before_step = Option(name="before", says="a marked step starts an episode", source="CleanRL")
     right, other = (before_step, after_step) if before else (after_step, before_step)
@@ -290,6 +294,7 @@ def _dones(subject: Subject) -> Axis:
         options=(
             Option(name=right.name, standing="standard", says=right.says, source=right.source),
             probing.as_pitfall(other.name, DONE_SHIFT),
+            probing.as_pitfall("mixed", DONE_SHIFT),
             probing.as_pitfall("ignored", DONE_IGNORED),
             probing.as_pitfall("bootstrap only", DONE_IGNORED),
             probing.as_pitfall("recursion only", DONE_IGNORED),
@@ -325,6 +330,7 @@ def _returns(critic: bool) -> Axis:
             Option(name="monte carlo", says="returns with lambda 1", source="VAPO, arXiv:2504.05118"),
             probing.as_pitfall("advantages", RETURNS),
             probing.as_pitfall("difference", RETURNS),
+            probing.as_pitfall("rewards", RETURNS),
             probing.as_pitfall("whitened", RETURNS_WHITENED),
         ),
         when=lambda o: o["gives"] != "advantages",
@@ -389,9 +395,9 @@ def _case(name: str, *, holes: bool, gamma: float, lam: float) -> Case:
     inputs = {
         "token_rewards": rewards * mask, "rewards": torch.randn(b, generator=g) + 0.5, "values": values,
         "next_values": torch.randn(b, t, generator=g), "last_value": torch.randn(b, generator=g) + 0.7,
-        "completion_mask": mask, "lengths": lengths, "dones": dones,
+        "completion_mask": mask, "lengths": lengths, "dones": dones, "alive": 1 - dones,
         "last_done": torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0]), "gamma": gamma, "lam": lam, "group_ids": torch.arange(b),
-        "last_index": lengths - 1,
+        "last_index": lengths - 1, "completion_length": t,
     }  # fmt: skip
     return Case(name=name, inputs=inputs)
 
@@ -426,6 +432,8 @@ def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
             returns = _advantages(s, {**options, "decay": "gamma lambda"}, gamma, 1.0) + values
         case "difference":
             returns = raw - values
+        case "rewards":
+            returns = raw + _tensor(s, "token_rewards")
         case "whitened":
             returns = advantages + values
         case _:
@@ -522,7 +530,7 @@ def _row(row: _Row, options: Mapping[str, str], gamma: float, lam: float) -> lis
     """A of one trajectory."""
     mode, width = options["mask"], len(row.rewards)
     keep = [not m for m in row.mask] if mode == "inverted" else row.mask
-    steps = [i for i in range(width) if keep[i]] if mode in ("carry", "inverted") else list(range(width))
+    steps = [i for i in range(width) if keep[i]] if mode in ("carry", "carry raw", "inverted") else list(range(width))
     if not steps:
         return [0.0] * width
     zeroed = mode == "zeroed"
@@ -556,6 +564,8 @@ def _next(v: list[float], row: _Row, steps: list[int], options: Mapping[str, str
             return [tail, *v[:-1]]
         case _:
             pass
+    if options["mask"] == "carry raw":
+        return [row.values[i + 1] if i + 1 < len(row.values) else tail for i in steps]
     return [*v[1:], tail] if row.next_values is None else [row.next_values[i] for i in steps]
 
 
@@ -571,7 +581,8 @@ def _alive(row: _Row, steps: list[int], options: Mapping[str, str]) -> tuple[lis
         return base, base
     starts = [*row.dones[1:], row.last_done]
     ends = row.dones
-    by = {"before": starts, "after": ends}.get(done, starts if options.get("done kind") == "before" else ends)
+    mixed = [*row.dones[:-1], row.last_done]
+    by = {"before": starts, "after": ends, "mixed": mixed}.get(done, starts if options.get("done kind") == "before" else ends)
     kept = [b * (by[i] if done == "inverted" else 1.0 - by[i]) for b, i in zip(base, steps, strict=True)]
     return (base if done == "recursion only" else kept), (base if done == "bootstrap only" else kept)
 
@@ -717,7 +728,13 @@ def _weighed(subject: Subject, found: Judged) -> Any:
         return outcome
     ids = {n.pitfall for n in outcome.pitfalls}
     promised = probing.claims(subject, *PADDING_PROMISED, *HOLES_PROMISED)
-    soft = ids <= _SOFT - ({PADDING.id, HOLES.id, TAIL.id} if promised else set[str]())
+    unsure = _SOFT - ({PADDING.id, HOLES.id, TAIL.id} if promised else set[str]())
+    if not probing.claims(subject, *SHAPE_PROMISED) and not TWO_DIMENSIONS.search(subject.source):
+        unsure = unsure | {AXIS.id}  # perhaps a function of one trajectory
+    cut_late = found.solution.options["mask"] == "cut late"
+    if cut_late and not probing.claims(subject, r"pad|response|token|completion|action"):
+        unsure = unsure | {DONE_SHIFT.id}  # perhaps flags of running episodes
+    soft = ids <= unsure
     if soft and TAIL.id in ids and found.solution.options["behind"] in ("wrap", "zero"):
         soft = False
     return dataclasses.replace(outcome, severity="soft") if soft else outcome
@@ -773,7 +790,7 @@ ROLE = Role(
     asks="token rewards and values -> advantages and returns [B, T]",
     takes=(
         "token_rewards", "values", "completion_mask", "rewards", "gamma", "lam", "dones", "last_value", "next_values",
-        "last_done", "lengths", "eps", "last_index", "completion_length",
+        "last_done", "alive", "lengths", "eps", "last_index", "completion_length",
     ),
     needs=(("token_rewards", "rewards"),),
     returns="estimates",

@@ -70,8 +70,8 @@ def _all(env: Any, first: Any, sources: Sources, step: Any) -> Iterator[Action]:
 
 def _of_space(env: Any) -> Iterator[Action]:
     space = getattr(env, "action_space", None)
-    n = getattr(space, "n", None)
-    if isinstance(n, int) or hasattr(n, "item"):
+    n: Any = getattr(space, "n", None)
+    if n is not None and (isinstance(n, int) or hasattr(n, "item")):
         yield from (Action(i, "space") for i in range(min(int(n), 12)))
     elif isinstance(space, (list, tuple, range)):
         yield from (Action(v, "space") for v in list(space)[:12])
@@ -232,6 +232,10 @@ def wraps(name: str, annotation: str, sources: Sources) -> Iterator[Wrap]:
         shown = {k: "" for k in sources.keys if re.search("observation", k)}
         return {**shown, **label, **made, "action": str(action)}
 
+    def arguments(action: Any) -> Any:
+        return action if isinstance(action, dict) else {k: str(action) for k in sources.keys}
+
+    tool: Wrap = ("a tool call's arguments", arguments)
     plain: Wrap = ("as it is", lambda action: action)
     message: Wrap = ("a chat message", lambda action: {"role": "assistant", "content": str(action)})
     chats: Wrap = ("a chat", chat)
@@ -244,6 +248,8 @@ def wraps(name: str, annotation: str, sources: Sources) -> Iterator[Wrap]:
     low = annotation.lower()
     if name in ("messages", "history", "conversation") or "list[dict" in low:
         yield from (chats, plain)
+    elif name in ("parameters", "arguments", "args", "tool_args", "params"):
+        yield from (tool, plain)
     elif name in ("state_dict", "states"):
         yield from (states, plain)
     elif "list[int" in low or re.search(r"ids|tokens", name):

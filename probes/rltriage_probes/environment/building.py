@@ -24,6 +24,7 @@ from rltriage_probes.environment import rows
 from rltriage_probes.loading import Loaded, bound_names
 
 MAX_COMBINATIONS = 60
+_TAKEN_OUT = (ast.Subscript, ast.Call)
 SEEDS = frozenset("seed random_seed rng_seed base_seed initial_seed env_seed seed_ rand_seed random_state".split())
 GENERATORS = frozenset("rng generator random_state np_random prng rand gen random_generator rs".split())
 DATASETS = frozenset(
@@ -41,7 +42,8 @@ LIMITS = frozenset(
 """Names of what bounds an episode."""
 LIMIT = 4
 GROUP_SIZES = frozenset(
-    "group_size num_envs n_envs num_generations n_samples rollouts_per_prompt num_rollouts group_n rollouts_per_example "
+    "group_size num_envs n_envs num_generations n_samples rollouts_per_prompt num_rollouts group_n "
+    "rollouts_per_example "
     "samples_per_prompt num_samples group n".split()
 )
 
@@ -176,14 +178,14 @@ class Sources:
             if plain in LIMITS and isinstance(p.default, int) and not isinstance(p.default, bool) and p.default > 12:
                 yield _plain(LIMIT)
             yield Candidate(lambda at: p.default, "its default", "default")
-            if p.default is not None:
+            if p.default is not None and p.default not in ({}, [], ()):
                 return
         yield from self._by_name(p.name, plain, hint)
         yield from self._by_annotation(p.name, hint)
         if not optional:
             yield from self._guesses(p.name)
 
-    def _by_name(self, name: str, plain: str, hint: str) -> Iterator[Candidate]:  # noqa: C901, PLR0912  a flat table
+    def _by_name(self, name: str, plain: str, hint: str) -> Iterator[Candidate]:
         if plain in ("config", "cfg", "args", "conf", "params", "opts", "options", "hparams") or hint.endswith(
             ("Config", "Args", "Cfg")
         ):
@@ -208,9 +210,11 @@ class Sources:
         elif re.search(r"question|prompt|query|instruction|goal|text|task|problem|story", plain):
             yield Candidate(lambda at: rows.value_of("question", at.problem), "a question", "row")
             yield Candidate(lambda at: rows.value_of("messages", at.problem), "a chat", "row")
-        elif re.search(
-            r"(reward|score|grade|judge|verif|check|rubric|metric|match)\w*(fn|func|function|er|or)?$", plain
-        ):
+        else:
+            yield from self._of_kind(plain)
+
+    def _of_kind(self, plain: str) -> Iterator[Candidate]:  # noqa: C901  a flat table
+        if re.search(r"(reward|score|grade|judge|verif|check|rubric|metric|match)\w*(fn|func|function|er|or)?$", plain):
             yield Candidate(lambda at: rows.exact, "a scorer")
             yield _plain(1.0)
         elif re.search(r"(env|environment|base_env|inner)s?_?(fn|factory|cls|class|thunk|ctor|maker|builder)?$", plain):
@@ -254,7 +258,7 @@ class Sources:
         ):
             yield _plain(0.5)
         elif plain.startswith(("use_", "is_", "with_", "enable", "verbose", "debug", "log")):
-            yield _plain(False)  # noqa: FBT003  a value for the user's parameter
+            yield _plain(False)
 
     def _answers(self, hint: str) -> Iterator[Candidate]:
         text = Candidate(lambda at: rows.value_of("answer", at.problem), "a gold answer", "row")
@@ -297,7 +301,7 @@ class Sources:
         python = Candidate(lambda at: random.Random(at.seed), "a random.Random", "seed")
         array = Candidate(numpy_generator, "a numpy generator", "seed")
         tensor = Candidate(lambda at: torch.Generator().manual_seed(at.seed), "a torch generator", "seed")
-        if "Generator" in hint and "torch" in hint or re.search(rf"generator\s*=\s*(self\.)?_?{name}", self.text):
+        if ("Generator" in hint and "torch" in hint) or re.search(rf"generator\s*=\s*(self\.)?_?{name}", self.text):
             yield from (tensor, python, array)
         elif used & {"integers", "permutation", "standard_normal", "normal"} or "np." in hint or "numpy" in hint:
             yield from (array, python, tensor)
@@ -332,7 +336,7 @@ class Sources:
             yield from (thing, keyed, text)
 
     def _configs(self, name: str, hint: str) -> Iterator[Candidate]:
-        cls = self.loaded.namespace.get(hint.split("[")[0].strip("'\""))
+        cls = self.loaded.namespace.get(hint.split("[", maxsplit=1)[0].strip("'\""))
         if isinstance(cls, type):
             yield Candidate(lambda at: self._instance(cls, at), f"a {cls.__name__}", "config")
         attributes = rows.attributes_of(self.tree, {name, name.strip("_")})
@@ -387,10 +391,10 @@ class Sources:
     def _unpacked(self) -> bool:
         """Whether a row is taken apart into names: `question, answer = self.data[i]`."""
         return any(
-            (isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Tuple) and isinstance(n.value, (ast.Subscript, ast.Call)))
-            or (isinstance(n, ast.For) and isinstance(n.target, ast.Tuple))
+            (isinstance(n, ast.For) and isinstance(n.target, ast.Tuple))
+            or (isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Tuple) and isinstance(n.value, _TAKEN_OUT))
             for n in ast.walk(self.tree)
-        )  # fmt: skip
+        )
 
 
 def _column(key: str, chat: bool) -> Candidate:

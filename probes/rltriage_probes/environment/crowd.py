@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import hashlib
-import inspect
 import os
 import select
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from rltriage_probes.contract import Check
 from rltriage_probes.environment import world

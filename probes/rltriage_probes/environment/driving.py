@@ -21,7 +21,7 @@ from rltriage_probes.texts import fields
 
 RESETS = (
     "reset", "initial_observation", "init", "start_interaction", "start_episode", "new_episode", "begin_episode",
-    "reset_env", "setup_state", "init_state", "initial_state", "start", "begin",
+    "reset_env", "setup_state", "init_state", "initial_state", "create", "start", "begin",
 )  # fmt: skip
 STEPS = (
     "step", "act", "take_action", "generate_response", "env_response", "step_env", "execute", "respond", "play",
@@ -53,9 +53,29 @@ def method_of(cls: type, names: Sequence[str]) -> str:
     return next((n for n in names if callable(getattr(cls, n, None))), "")
 
 
+_NO_TOOLS = frozenset(
+    (*RESETS, *BUILDERS, *BATCHES, "close", "render", "seed", "copy", "clone", "release", "calc_reward", "finalize_interaction")
+)
+
+
+def step_method(cls: type) -> str:
+    """The method that takes an action; of environments whose public methods are tools the first one."""
+    named = method_of(cls, STEPS)
+    if named:
+        return named
+    for owner in cls.__mro__[:-1]:
+        for name, value in vars(owner).items():
+            tool = inspect.isfunction(value) and not name.startswith("_") and name not in _NO_TOOLS
+            if tool and len(inspect.signature(value).parameters) > 1:
+                return name
+    return ""
+
+
 def is_environment(value: Any) -> bool:
     cls = value if isinstance(value, type) else type(value)
-    return bool(method_of(cls, RESETS[:10]) and method_of(cls, STEPS))
+    if cls.__module__.split(".")[0] in ("builtins", "torch", "numpy", "random"):
+        return False
+    return bool(method_of(cls, RESETS[:11]) and step_method(cls)) and not method_of(cls, (*BUILDERS, *BATCHES))
 
 
 def is_builder(value: Any) -> bool:
@@ -297,7 +317,7 @@ def _first_observation(result: Any) -> Any:
     return result
 
 
-def read_step(result: Any, env: Any) -> Step:  # noqa: C901  a flat table of forms
+def read_step(result: Any, env: Any) -> Step:
     """Observation, reward and end of an episode out of whatever a step returned."""
     if isinstance(result, tuple) and not hasattr(result, "_fields"):
         n = len(result)

@@ -13,14 +13,13 @@ cause, and the finding says so.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rltriage_probes.contract import Agrees, Check, Convention, Raised
+from rltriage_probes.contract import Check, Raised
 from rltriage_probes.environment import crowd, episodes, groups, target, world
-from rltriage_probes.environment.building import LIMITS, Situation
+from rltriage_probes.environment.building import Situation
 from rltriage_probes.environment.driving import Trace, as_number, short
 from rltriage_probes.environment.episodes import Exam, Play
 from rltriage_probes.environment.pitfalls import (
@@ -47,7 +46,8 @@ from rltriage_probes.reading import prose
 from rltriage_probes.texts import accidental, agrees, quote, violates
 
 _CARRIES_OVER = prose(
-    r"curriculum|adaptive|persist\w*|across episodes|between episodes|lifelong|continual|remembers|never (resets|cleared)"
+    r"curriculum|adaptive|persist\w*|across episodes|between episodes|lifelong|continual|remembers|never (resets"
+    r"|cleared)"
     r"|long-term memory|warm start|carr(y|ies) over"
 )
 _LIVE = prose(r"\blive\b|same (list|object|array)|by reference|not copied|no copy|shared with|is the environment's own")
@@ -58,7 +58,8 @@ _PAYS_MALFORMED = prose(
     r"|never raises"
 )
 _LIMIT_PROMISE = prose(
-    r"(after|at most|up to|within|maximum of|no more than|ends? (after|at)|truncat\w+ (after|at)|done (after|at|when|once))"
+    r"(after|at most|up to|within|maximum of|no more than|ends? (after|at)|truncat\w+ (after|at)|done (after|at"
+    r"|when|once))"
     r"[^.;]{0,40}(turn|step|move|attempt|guess|action|call|round|\bmax_)"
 )
 _REFUSES = prose(
@@ -147,7 +148,8 @@ def _leak(exam: Exam, before: Play) -> tuple[str, dict[str, float]] | None:
                 world.set_generator_state(generator, state)
         used.states = states
         got = Trace(used.reset(), used.play(play.actions))
-        control.close(), used.close()
+        control.close()
+        used.close()
         difference = want.difference(got, "without that episode", "behind it")
         if difference and not _by_shared_state(exam, before, play, want):
             return difference, {"steps before the reset": float(len(taken))}
@@ -282,7 +284,8 @@ def _interleaved_without_own_generators(exam: Exam) -> str:
             if trace.steps[-1].done:
                 break
             two.reset()
-        one.close(), two.close()
+        one.close()
+        two.close()
     return alone.difference(trace)
 
 
@@ -310,7 +313,8 @@ def _sequential(exam: Exam, play: Play) -> tuple[str, str, list[str]] | None:
     changed = exam.target.world.changed()
     later, _ = exam.session(restore=False)
     trace = later.episode(play.actions)
-    earlier.close(), later.close()
+    earlier.close()
+    later.close()
     difference = alone.difference(trace, "alone", "after it")
     return (
         ("an instance that is made after another one's episode differs from the first", difference, changed)
@@ -337,7 +341,8 @@ def _interleaved(exam: Exam, play: Play) -> tuple[str, str, list[str]] | None:
             if trace.steps[-1].done:
                 break
     finally:
-        one.close(), two.close()
+        one.close()
+        two.close()
     changed = exam.target.world.changed()
     difference = alone.difference(trace, "alone", "beside it")
     return ("with another instance stepped in turn, an episode changes", difference, changed) if difference else None
@@ -366,7 +371,10 @@ def _inputs(exam: Exam) -> Iterator[Check]:
             if was == now or type(fresh).__module__.startswith("rltriage_probes"):
                 continue
             if was[0] == "list" == now[0] and sorted(map(repr, was[1])) == sorted(map(repr, now[1])):
-                says = f"the caller's {place.name} are in another order after an episode: {short(now)} where {short(was)} was given"
+                says = (
+                    f"the caller's {place.name} are in another order after an episode: {short(now)} where {short(was)} "
+                    f"was given"
+                )
                 yield violates(probe, asks, says, INPUT, severity="soft")
                 return
             yield _written(exam, place.name, place.kind, was, now)
@@ -396,7 +404,7 @@ def _part(was: Any, now: Any) -> str:
 
 def _second_reset(exam: Exam) -> str:
     """How a second instance begins that is given the very objects of the first one."""
-    session, made = exam.session()
+    session, _ = exam.session()
     first = session.reset()
     positional = [v for p, v in zip(exam.target.calls.reset_places, session.given, strict=False) if p.positional]
     places = [p for p in exam.target.calls.reset_places if p.kind != "default"]
@@ -426,7 +434,10 @@ def _observations(exam: Exam) -> Iterator[Check]:
     for i, was, value in kept:
         if frozen(value) != was:
             when = "of reset" if i == 0 else f"of step {i}"
-            says = f"the observation {when} was {short(was)} and has become {short(frozen(value))} while the episode went on"
+            says = (
+                f"the observation {when} was {short(was)} and has become {short(frozen(value))} while the episode "
+                f"went on"
+            )
             yield violates(
                 probe,
                 asks,
@@ -447,7 +458,7 @@ def _observations(exam: Exam) -> Iterator[Check]:
 def _sensitive(exam: Exam) -> str:
     for play in exam.plays:
         want = exam.trace(play)
-        session, made = exam.session()
+        session, _ = exam.session()
         first = session.reset()
         changed = shaken(session.last)
         if not changed:
@@ -488,7 +499,7 @@ def _rewards(exam: Exam) -> Iterator[Check]:
             says = f"the episode ends with {quote(action)}, and the reward is None"
             yield violates(probe, asks, says, NONFINITE, severity="soft" if soft else "hard")
             return
-        if isinstance(step.reward, (Mapping, list, tuple)) or (isinstance(step.reward, str)):
+        if isinstance(step.reward, (Mapping, list, tuple, str)):
             continue
         yield violates(probe, asks, f"{quote(action)} earns {quote(step.reward)}", NONFINITE)
         return
@@ -636,7 +647,7 @@ def example(intent: Mapping[str, Any]) -> Case:
 ROLE = Role(
     name="environment",
     stage="environment",
-    asks="class, factory or group builder of environments: reset -> observation, step(action) -> observation, reward, end",
+    asks="environment, or builder of a group: reset -> observation, step(action) -> observation, reward, end",
     takes=(),
     needs=(),
     returns="raw",

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rltriage_probes.contract import Agrees, Check, Convention
-from rltriage_probes.environment import actions, world
+from rltriage_probes.contract import Agrees, Check, Convention, Number
+from rltriage_probes.environment import actions
 from rltriage_probes.environment.building import LIMITS, Situation
 from rltriage_probes.environment.driving import Session, Step, Trace, as_number
 from rltriage_probes.environment.snapshots import frozen
@@ -224,10 +224,9 @@ class Exam:
         last: Step | None = None
         n = 0
         try:
-            for n in range(1, longest + 1):
+            while n < longest and not (last and last.done):
                 last = session.step(action)
-                if last.done:
-                    break
+                n += 1
         except CallFailed:
             pass
         finally:
@@ -296,7 +295,7 @@ class Exam:
 
     def latency(self) -> Check:
         """Median and 95th percentile of the calls so far, in milliseconds."""
-        knobs: dict[str, float] = {}
+        knobs: dict[str, Number] = {}
         for what in ("reset", "step"):
             times = sorted(s for w, s in self.seconds if w == what)
             if times:

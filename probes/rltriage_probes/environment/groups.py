@@ -131,5 +131,8 @@ def _one_row(exam: Exam) -> Iterator[Check]:
     if one == two:
         yield agrees(probe, asks, "two instances with the same row begin alike")
     else:
-        says = f"two instances with the same row begin with {short(one)} and {short(two)}: what is drawn must be drawn once a group"
+        says = (
+            f"two instances with the same row begin with {short(one)} and {short(two)}: what is drawn must be "
+            f"drawn once a group"
+        )
         yield violates(probe, asks, says, GROUP, severity="soft")

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rltriage_probes.environment import world
@@ -17,7 +17,7 @@ _VOLATILE = re.compile(r"(^|_)(uu)?ids?$|^uid|time|timestamp|session|latency|ela
 """Keys whose values differ from run to run in right environments."""
 
 
-def frozen(value: Any, *, exact: bool = False, depth: int = 0) -> Any:
+def frozen(value: Any, *, exact: bool = False, depth: int = 0) -> Any:  # noqa: C901  a flat table of types
     """A value as nested tuples, equal for equal contents. `exact`: keys that name ids and times count too."""
     if depth > MAX_DEPTH:
         return "..."
@@ -64,12 +64,18 @@ def shaken(value: Any) -> bool:
     elif hasattr(value, "tolist") and hasattr(value, "shape") and getattr(value, "size", 0):
         return _shaken_array(value)
     elif isinstance(value, tuple):
-        return any([shaken(v) for v in value])
+        return _any_shaken(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return any([shaken(getattr(value, f.name, None)) for f in dataclasses.fields(value)])
+        return _any_shaken([getattr(value, f.name, None) for f in dataclasses.fields(value)])
     else:
         return False
     return True
+
+
+def _any_shaken(values: Sequence[Any]) -> bool:
+    """Changes every one of them; whether one could be."""
+    changed = [shaken(v) for v in values]
+    return any(changed)
 
 
 def _shaken_array(value: Any) -> bool:

@@ -11,7 +11,7 @@ from rltriage_probes.standins import StandInTokenizer
 class StandInEnv:
     """One question, one answer, one step."""
 
-    def __init__(self, problem: int = 0, *_: Any, **__: Any) -> None:
+    def __init__(self, problem: Any = 0, *_: Any, **__: Any) -> None:
         self.problem = problem if isinstance(problem, int) else 0
         self.question = rows.value_of("question", self.problem)
         self.answer = rows.value_of("answer", self.problem)

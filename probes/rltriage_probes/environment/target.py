@@ -6,7 +6,9 @@ method are called and in which form they take an action.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +29,7 @@ from rltriage_probes.environment.driving import (
     is_builder,
     is_environment,
     method_of,
+    step_method,
     short,
 )
 from rltriage_probes.environment.snapshots import frozen
@@ -239,7 +242,7 @@ class _Search:
             stage = self._stage(function, filled, of)
             self.world.restore()
             made = Made([])
-            worked, result = self._attempt(0, lambda: stage(value, Situation(), made))
+            worked, result = self._attempt(0, functools.partial(stage, value, Situation(), made))
             if worked:
                 yield from self._recipes(_first(result), (*stages, _stage_of(stage)), (*places, (of, filled)))
 
@@ -281,7 +284,7 @@ class _Search:
         for names in (BUILDERS, BATCHES):
             method = method_of(type(value), names)
             if method:
-                return (lambda v: getattr(v, method)), method
+                return operator.attrgetter(method), method
         if (
             hasattr(value, "__getitem__")
             and hasattr(value, "__len__")
@@ -299,7 +302,7 @@ class _Search:
         if not ok or not made.members:
             return
         env = made.members[0]
-        reset, step = method_of(type(env), RESETS), method_of(type(env), STEPS)
+        reset, step = method_of(type(env), RESETS), step_method(type(env))
         try:
             ways = list(self.sources.combinations(getattr(env, reset), reset))
         except Unfilled as e:
@@ -317,7 +320,7 @@ class _Search:
         if not ok:
             return
         method = getattr(made.members[0], step)
-        parameters = [p for p in _signature(method) if p.kind not in (p.VAR_KEYWORD,)]
+        parameters = [p for p in _signature(method) if p.kind != p.VAR_KEYWORD]
         if not parameters:
             yield Calls(reset, step, places, "*", lambda action: action, "as it is")
             return

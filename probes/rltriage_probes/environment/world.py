@@ -90,7 +90,7 @@ def own_generators(value: Any, depth: int = 0) -> list[Any]:
         inner: Iterable[Any] = list(value.values())
     elif isinstance(value, (list, tuple)):
         inner = list(value)[:64]
-    elif isinstance(value, _SIMPLE) or isinstance(value, (type, types.ModuleType)) or callable(value):
+    elif isinstance(value, (_SIMPLE, type, types.ModuleType)) or callable(value):
         return found
     else:
         inner = list(getattr(value, "__dict__", {}).values())

@@ -8,7 +8,7 @@ their mean log-loss must lie within a few standard errors of the entropy that it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ class Sampled:
     """[K], how often that token was sampled there."""
 
 
-def sampled(logits: Mapping[Hashable, Tensor], counts: Mapping[tuple[Any, int], int]) -> Sampled:
+def sampled(logits: Mapping[Any, Tensor], counts: Mapping[tuple[Any, int], int]) -> Sampled:
     """From counts of (position, token), positions by any name."""
     at = {name: i for i, name in enumerate(logits)}
     return Sampled(
@@ -143,7 +143,9 @@ def cuts(temperature: float, top_k: int | None, top_p: float | None) -> list[Hyp
         Hypothesis("the nucleus", lambda x: _kept(t(x), nucleus(t(x), p)), right=True),
         Hypothesis("the nucleus before the temperature", lambda x: _kept(t(x), nucleus(x, p))),
         Hypothesis("the whole vocabulary", t),
-        Hypothesis("the nucleus without the token that reaches p", lambda x: _kept(t(x), nucleus(t(x), p, crossing=False))),
+        Hypothesis(
+            "the nucleus without the token that reaches p", lambda x: _kept(t(x), nucleus(t(x), p, crossing=False))
+        ),
         Hypothesis("the least likely tokens", lambda x: _kept(t(x), _tail(t(x), p))),
         Hypothesis("all tokens above a probability of 1 - p", lambda x: _kept(t(x), t(x).softmax(-1) >= 1 - p)),
         Hypothesis("the nucleus of 1 - p", lambda x: _kept(t(x), nucleus(t(x), 1 - p))),

@@ -111,8 +111,10 @@ _ALL_BLOCKS = prose(
     r"\b(reasoning|thinking|think|thought)\w*[ -]?(blocks|sections|segments|spans)\b|\binterleaved\b"
 )
 _EACH_BLOCK = prose(
-    r"\b(strip|remov|drop|delet|cut|tak)\w*[^.;]{0,12}\b(every|each)\b[^.;]{0,30}\b(blocks?|spans?|sections?|segments?)\b|"
-    r"\b(every|each)\b[^.;]{0,30}\b(block|span|section|segment)\b[^.;]{0,20}\b(removed|stripped|dropped|deleted|cut|taken) ?"
+    r"\b(strip|remov|drop|delet|cut|tak)\w*[^.;]{0,12}\b(every|each)\b[^.;]{0,30}\b(blocks?|spans?|sections?|"
+    r"segments?)\b|"
+    r"\b(every|each)\b[^.;]{0,30}\b(block|span|section|segment)\b[^.;]{0,20}\b(removed|stripped|dropped|"
+    r"deleted|cut|taken) ?"
 )
 _LAST_CLOSE = prose(
     r"\b(last|final)\b[^.;]{0,20}(</?\W?\w+|\bclos\w*|\btags?\b|\bmarkers?\b|\bblocks?\b|\bdelimiters?\b)|"
@@ -139,7 +141,8 @@ _KEEPS_END = prose(
 )
 _NO_SPECIALS = prose(
     r"\b(without|no|minus|skip\w*|strip\w*|remov\w*|drop\w*|exclud\w*)\b[^.;]{0,30}\b(special tokens?|eos|"
-    r"end[- ]of[- ]\w+|end tokens?)|\b(special tokens?|eos|end tokens?)\b[^.;]{0,30}\b(skipped|stripped|removed|dropped)"
+    r"end[- ]of[- ]\w+|end tokens?)|\b(special tokens?|eos|end tokens?)\b[^.;]{0,30}\b(skipped|stripped|"
+    r"removed|dropped)"
 )
 _KEEPS_TAGS = prose(
     r"\b(tags?|markers?|delimiters?)\b[^.;]{0,40}\b(surviv\w*|kept|keeps?|stays?|remains?|preserved|visible|needed)\b|"

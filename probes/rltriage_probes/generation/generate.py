@@ -6,8 +6,8 @@ What is sampled is random, what it is sampled from is not. The stand-in model kn
 top-k, top-p: `chance`), and whether two samples were given random numbers of their own (seeds, workers, calls).
 
 A token is sampled with probability softmax(logits / temperature), restricted to the k most likely tokens (Fan et al.,
-1805.04833) or to the smallest set of most likely tokens that reaches probability p (Holtzman et al., 1904.09751, eq. 2),
-and renormalised.
+1805.04833) or to the smallest set of most likely tokens that reaches probability p (Holtzman et al., 1904.09751,
+eq. 2), and renormalised.
 """
 
 from __future__ import annotations
@@ -31,23 +31,40 @@ from rltriage_probes.reading import prose
 from rltriage_probes.texts import agrees, quote, violates
 
 _ENDS = prose(
-    r"(ends?|ended|stops?|until|terminat\w*|finish\w*|up to)[^.;]{0,60}\b(eos|end[- ]of[- ]\w+|end token|stop (token|id)s?)"
-    r"|\beos\b[^.;]{0,40}(ends|stops|terminates|included|kept|dropped|removed)|padded (after|behind)|after (the )?(first )?eos"
+    r"(ends?|ended|stops?|until|terminat\w*|finish\w*|up to)[^.;]{0,60}\b(eos|end[- ]of[- ]\w+|end token"
+    r"|stop (token|id)s?)"
+    r"|\beos\b[^.;]{0,40}(ends|stops|terminates|included|kept|dropped|removed)|padded (after|behind)"
+    r"|after (the )?(first )?eos"
 )
 _END_CODE = re.compile(r"\.generate\(|eos_token|eos_id|stop_token|stop_id|terminators|end_token|eot_id")
-_KEPT = prose(r"(eos|end token|stop token)[^.;]{0,30}(included|inclusive|kept|stays|is part)|(including|with|keeps?) (its|the|their|final)?[^.;]{0,12}(eos|end token)(?![^.;]{0,20}(removed|dropped|stripped|cut|excluded))")
-_DROPPED = prose(r"(without|excluding|not including|stripp?(ed|s)?|remov(ed|es|ing)|drop(ped|s)?|cut before)[^.;]{0,25}(eos|end token|stop token)|(eos|end token)[^.;]{0,25}(removed|dropped|stripped|excluded|not included)")
+_KEPT = prose(
+    r"(eos|end token|stop token)[^.;]{0,30}(included|inclusive|kept|stays|is part)|(including|with|keeps?) (its"
+    r"|the|their|final)?[^.;]{0,12}(eos|end token)(?![^.;]{0,20}(removed|dropped|stripped|cut|excluded))"
+)
+_DROPPED = prose(
+    r"(without|excluding|not including|stripp?(ed|s)?|remov(ed|es|ing)|drop(ped|s)?|cut before)[^.;]{0,25}(eos"
+    r"|end token|stop token)|(eos|end token)[^.;]{0,25}(removed|dropped|stripped|excluded|not included)"
+)
 _ONLY = prose(
-    r"without (its|the|their)? ?prompts?|completions? (tokens? )?(only|alone)|only (the )?(completion|response|generated|new|sampled)|"
-    r"new tokens|what was sampled|prompt (is )?(removed|cut|stripped|excluded)|no prompt|generated (ids|tokens|part)|not the prompt"
+    r"without (its|the|their)? ?prompts?|completions? (tokens? )?(only|alone)|only (the )?(completion|response"
+    r"|generated|new|sampled)|"
+    r"new tokens|what was sampled|prompt (is )?(removed|cut|stripped|excluded)|no prompt|generated (ids|tokens"
+    r"|part)|not the prompt"
     r"|(completion|response) ids|completions? \["
 )
 _ADJACENT = prose(
     r"prompt-major|adjacent|next to each other|consecutive|contiguous|grouped by prompt|repeat_interleave|in a row|"
-    r"(samples|completions|rows) of (a|one|each|the same) (prompt|group)[^.;]{0,30}(together|neighbou?rs|follow|adjacent|behind one another|in a row)"
+    r"(samples|completions|rows) of (a|one|each|the same) (prompt|group)[^.;]{0,30}(together|neighbou?rs|follow"
+    r"|adjacent|behind one another|in a row)"
 )
-_TILED_DOC = prose(r"sample-major|tiled|interleaved|round[- ]robin|one (sample|completion) (of|for|per) each prompt[^.;]{0,20}(then|before)")
-_NO_WORKERS = prose(r"(not|n't|independent|regardless|irrespective|never)[^.;]{0,40}(workers?|shards?|world size|engines?|replicas?)|same[^.;]{0,40}(any|every|whatever)[^.;]{0,20}(workers|shards)")
+_TILED_DOC = prose(
+    r"sample-major|tiled|interleaved|round[- ]robin|one (sample|completion) (of|for"
+    r"|per) each prompt[^.;]{0,20}(then|before)"
+)
+_NO_WORKERS = prose(
+    r"(not|n't|independent|regardless|irrespective|never)[^.;]{0,40}(workers?|shards?|world size|engines?"
+    r"|replicas?)|same[^.;]{0,40}(any|every|whatever)[^.;]{0,20}(workers|shards)"
+)
 _REPRODUCIBLE = prose(r"reproduc\w*|deterministic|\bseed(ed)?\b|same (seed|samples)")
 _SAMPLING_LOGP = prose(
     r"log-?\s?prob\w*[^.;]{0,80}(sampling distribution|sampled from|temperature|behaviou?r|sampler|were drawn|actually)"
@@ -56,7 +73,10 @@ _SAMPLING_LOGP = prose(
 _RAW_LOGP = prose(r"\braw\b|unscaled|temperature 1\b|before (the )?temperature|model's own|unmodified")
 _RESTORES = prose(r"(restor|put\w* back|leaves?|keeps?)[^.;]{0,40}(mode|training|state)|back (in|to) (train|its mode)")
 _DETACHED = prose(r"no grad\w*|detached|without grad\w*|constant|no graph|old log-?\s?prob")
-_UNUSUAL = prose(r"penalt|logits_?processor|bad_words|min_new|min_length|min_tokens|bias|banned|grammar|num_beams|beam|stop_str|stopping_criteria|min_p|suppress|no_repeat|typical|gumbel")
+_UNUSUAL = prose(
+    r"penalt|logits_?processor|bad_words|min_new|min_length|min_tokens|bias|banned|grammar|num_beams|beam|stop_str"
+    r"|stopping_criteria|min_p|suppress|no_repeat|typical|gumbel"
+)
 _EVAL = prose(r"eval(uation)? mode|without dropout|dropout (is )?off|no dropout")
 MANY = 256
 """Samples from which a distribution is judged."""
@@ -144,7 +164,9 @@ def _tokens(exam: Exam) -> Iterator[Check]:
     rows = len(scene.prompts) * scene.n
     if len(got.rows) != rows:
         says = f"{len(scene.prompts)} prompts with {scene.n} samples each give {len(got.rows)} rows"
-        yield violates(probe, asks, says, pitfalls.OTHER, numbers={"rows": float(len(got.rows)), "expected": float(rows)})
+        yield violates(
+            probe, asks, says, pitfalls.OTHER, numbers={"rows": float(len(got.rows)), "expected": float(rows)}
+        )
         return
     expected = greedy.Expected(exam.stage, _budget_of(exam, got))
     axes = _axes(exam, got)
@@ -172,7 +194,9 @@ def _budget_of(exam: Exam, got: Rollout) -> int:
         return greedy.SHORT
     stage = exam.stage
     rows = [greedy.canonical(r, stage.tokenizer, got.texts) for r in got.rows]
-    lengths = [len(r) - (len(p) if r[: len(p)] == p else 0) for r, p in zip(rows, _spread(stage.ids, len(rows)), strict=True)]
+    lengths = [
+        len(r) - (len(p) if r[: len(p)] == p else 0) for r, p in zip(rows, _spread(stage.ids, len(rows)), strict=True)
+    ]
     return max(lengths)
 
 
@@ -197,17 +221,24 @@ def _axes(exam: Exam, got: Rollout) -> dict[str, Sequence[str]]:
     return axes
 
 
-def _unexplained(exam: Exam, got: Rollout, expected: greedy.Expected, axes: Mapping[str, Sequence[str]]) -> Iterator[Check]:
+def _unexplained(
+    exam: Exam, got: Rollout, expected: greedy.Expected, axes: Mapping[str, Sequence[str]]
+) -> Iterator[Check]:
     probe, asks = "generate.tokens", "does it return what the model says, and nothing else?"
     if greedy.permuted(got, expected, axes):
         stage = exam.stage
-        says = f"{len(got.rows)} completions come back, each of them right, in another order than their {len(stage.ids)} prompts"
+        says = (
+            f"{len(got.rows)} completions come back, each of them right, in another order than their "
+            f"{len(stage.ids)} prompts"
+        )
         yield violates(probe, asks, says, pitfalls.ORDER)
         return
     plain = {k: v[0] for k, v in axes.items()}
     at = _first_wrong(got, expected, plain)
-    soft = exam.unusual or "n" in exam.words and len(got.rows) == 1
-    yield violates(probe, asks, f"with a model that leaves no choice, {at}", pitfalls.OTHER, severity="soft" if soft else "hard")
+    soft = exam.unusual or ("n" in exam.words and len(got.rows) == 1)
+    yield violates(
+        probe, asks, f"with a model that leaves no choice, {at}", pitfalls.OTHER, severity="soft" if soft else "hard"
+    )
 
 
 def _first_wrong(got: Rollout, expected: greedy.Expected, found: Mapping[str, str]) -> str:
@@ -345,7 +376,11 @@ def _temperature(exam: Exam) -> Iterator[Check]:
         return
     hypotheses = chance.temperatures(asked) if takes else chance.any_temperature(exam.literals)
     verdict = chance.judge(_sampled(exam, got), hypotheses)
-    numbers = {"tokens": float(verdict.tokens), "log-likelihood ahead": round(verdict.lead, 1), "z": round(verdict.z, 2)}
+    numbers = {
+        "tokens": float(verdict.tokens),
+        "log-likelihood ahead": round(verdict.lead, 1),
+        "z": round(verdict.z, 2),
+    }
     if takes:
         yield _asked(exam, verdict, probe, asks, numbers)
     else:
@@ -356,7 +391,9 @@ def _asked(exam: Exam, verdict: chance.Verdict, probe: str, asks: str, numbers: 
     if not verdict.best.right and verdict.fits and verdict.lead > chance.SURE:
         says = f"asked for temperature 0.6, the {verdict.tokens} sampled tokens are distributed as: {verdict.best.name}"
         greedily = verdict.best.name == "greedy" and exam.unusual
-        return violates(probe, asks, says, pitfalls.TEMPERATURE, severity="soft" if greedily else "hard", numbers=numbers)
+        return violates(
+            probe, asks, says, pitfalls.TEMPERATURE, severity="soft" if greedily else "hard", numbers=numbers
+        )
     if verdict.best.right and verdict.fits:
         return agrees(probe, asks, f"{verdict.tokens} tokens follow softmax(logits / temperature), z = {verdict.z:.1f}")
     says = (
@@ -386,7 +423,9 @@ def _cut(exam: Exam, word: str, changes: dict[str, Any]) -> Iterator[Check]:
         got = exam.rollout(_soft(exam, **changes))
     except (CallFailed, Unreadable):
         return
-    verdict = chance.judge(_sampled(exam, got), chance.cuts(changes["temperature"], changes.get("top_k"), changes.get("top_p")))
+    verdict = chance.judge(
+        _sampled(exam, got), chance.cuts(changes["temperature"], changes.get("top_k"), changes.get("top_p"))
+    )
     yield _cut_told(exam, verdict, probe, asks, word, changes[word])
 
 
@@ -435,7 +474,7 @@ def _copies(exam: Exam) -> Generator[Check, None, bool]:
             with_ = f" with {changes['workers']} workers" if changes else ""
             yield violates(probe, asks, f"{found}{with_}", pitfalls.REPEATS)
             return False
-    if "n" in exam.words:
+    if "n" in exam.words and not exam.target.single:
         base = greedy.prompts(exam.target.style, ragged=False, count=1)
         got = _try(exam, _hot(exam, prompts=base * 2, n=8))
         if got is not None and len(got.rows) == 16 and exam.form.get("order") == "adjacent":
@@ -457,7 +496,12 @@ def _try(exam: Exam, scene: Scene, seed: int = 11) -> Rollout | None:
 
 def _repeated(exam: Exam, scene: Scene) -> str:
     """How samples of one prompt repeat each other, beyond chance; empty where they don't."""
-    got = next((g for g in (_try(exam, scene, s) for s in (11, 12, 13)) if g and _long_enough(exam, g)), None)
+    variants = [replace(scene, seed=977 * i) for i in range(2)]
+    if len(set(scene.prompts)) == 1:
+        others = greedy.prompts(exam.target.style, ragged=False, count=3)[1:]
+        variants += [replace(scene, prompts=(p,) * len(scene.prompts), seed=53 * i) for i, p in enumerate(others)]
+    tries = (_try(exam, v, 11 + i) for i, v in enumerate(variants))
+    got = next((g for g in tries if g and _long_enough(exam, g)), None)
     if got is None:
         return ""
     rows = [tuple(r) for r in got.rows]
@@ -467,13 +511,22 @@ def _repeated(exam: Exam, scene: Scene) -> str:
         return ""
     if distinct == 1:
         # a greedy function is told by the check on the temperature
-        return "" if _is_greedy(exam, got) else "all 16 samples of a prompt are copies of one"
+        return "" if _always_greedy(exam, scene) else "all 16 samples of a prompt are copies of one"
     return f"of 16 samples of a prompt {distinct} are different, where chance gives about {usual}"
 
 
 def _long_enough(exam: Exam, got: Rollout) -> bool:
     """Whether all 16 samples came back, and a row of one of them can't be the most likely one by chance."""
     return len(got.rows) == 16 and max(map(len, _completions(exam, got))) >= 4
+
+
+def _always_greedy(exam: Exam, scene: Scene) -> bool:
+    """Whether the most likely tokens come back for other prompts and seeds too: one row may be that by chance."""
+    for i, prompt in enumerate(greedy.prompts(exam.target.style, ragged=False, count=3)):
+        got = _try(exam, replace(scene, prompts=(prompt,) * len(scene.prompts), seed=977 * (i + 1)), 14 + i)
+        if got is not None and not _is_greedy(exam, got):
+            return False
+    return True
 
 
 def _is_greedy(exam: Exam, got: Rollout) -> bool:
@@ -540,7 +593,11 @@ def _workers(exam: Exam) -> Iterator[Check]:
         says = "1, 2 and 3 workers give different samples, which the docstring rules out"
         yield violates(probe, asks, says, pitfalls.WORKERS)
     else:
-        yield agrees(probe, asks, "the same samples for 1, 2 and 3 workers" if same else "samples depend on the number of workers")
+        yield agrees(
+            probe,
+            asks,
+            "the same samples for 1, 2 and 3 workers" if same else "samples depend on the number of workers",
+        )
 
 
 # What comes back beside the tokens
@@ -574,7 +631,10 @@ def _logprobs(exam: Exam) -> Iterator[Check]:
     if not matches:
         at = got.logprobs[0][0] if got.logprobs[0] else 0.0
         want = candidates["of the sampling distribution"][0][0]
-        says = f"the first token's log-prob is {at:.4f} where {want:.4f} is expected, and no known slip gives these numbers"
+        says = (
+            f"the first token's log-prob is {at:.4f} where {want:.4f} is expected, and no known slip gives these "
+            f"numbers"
+        )
         yield violates(probe, asks, says, pitfalls.LOGP_OTHER, severity="soft" if exam.unusual else "hard")
         return
     yield _logprobs_told(exam, got, matches[0], asked, candidates)
@@ -633,7 +693,7 @@ def _matches(got: Sequence[Sequence[float]], want: Sequence[Sequence[float]]) ->
     for mine, theirs in zip(got[:12], want[:12], strict=False):
         if not theirs:
             continue
-        offset = len(mine) - len(theirs) if len(mine) > len(theirs) and not mine[-1] == 0.0 and mine[0] == 0.0 else 0
+        offset = len(mine) - len(theirs) if len(mine) > len(theirs) and mine[-1] != 0.0 and mine[0] == 0.0 else 0
         for a, b in zip(mine[offset:], theirs, strict=False):
             if b != b:
                 continue
@@ -660,24 +720,34 @@ def _mode(exam: Exam) -> Iterator[Check]:
             promised = bool(_EVAL.search(exam.doc))
             if not promised and ".eval()" not in exam.code:
                 continue  # the caller's business
-            says = "a model that is in training mode is sampled in training mode: with dropout, tokens don't come from the policy that is scored"
+            says = (
+                "a model that is in training mode is sampled in training mode: with dropout, tokens don't come from "
+                "the policy that is scored"
+            )
             findings.append(violates(probe, asks, says, pitfalls.DROPOUT, severity="hard" if promised else "soft"))
         elif model.training != training:
-            promised = bool(_RESTORES.search(exam.doc))
+            if not (model.training or _RESTORES.search(exam.doc)):
+                continue  # whoever trains next switches training mode on
             now = "training" if model.training else "evaluation"
-            says = f"the model comes back in {now} mode"
-            hard = promised or model.training
-            findings.append(violates(probe, asks, says, pitfalls.MODE_LEFT, severity="hard" if hard else "soft"))
+            findings.append(violates(probe, asks, f"the model comes back in {now} mode", pitfalls.MODE_LEFT))
     model = exam.stage.model
     yield from findings[:1] or [agrees(probe, asks, "sampled without dropout, mode as it was")]
     if model.graded:
         promised = bool(_DETACHED.search(exam.doc))
         says = "the forward pass runs with gradients switched on: the graph of every token is kept until the end"
-        yield violates("generate.graph", "is no graph built?", says, pitfalls.GRAPH, severity="hard" if promised else "soft")
+        yield violates(
+            "generate.graph", "is no graph built?", says, pitfalls.GRAPH, severity="hard" if promised else "soft"
+        )
     changed = _config_changes(exam)
     if changed:
         says = f"after the call the model's generation config has {changed}"
-        yield violates("generate.config", "is the model's generation config left alone?", says, pitfalls.CONFIG_LEFT, severity="soft")
+        yield violates(
+            "generate.config",
+            "is the model's generation config left alone?",
+            says,
+            pitfalls.CONFIG_LEFT,
+            severity="soft",
+        )
 
 
 def _config_changes(exam: Exam) -> str:
@@ -693,7 +763,11 @@ def _config_changes(exam: Exam) -> str:
 def _sampler(exam: Exam) -> Iterator[Check]:
     settings: list[tuple[str, dict[str, Any]]] = [("temperature", {"temperature": 0.6})]
     settings += [("top_k", {"temperature": 1.0, "top_k": 3})] if "top_k" in exam.words else []
-    settings += [("top_p", {"temperature": 0.8 if "temperature" in exam.words else 1.0, "top_p": 0.7})] if "top_p" in exam.words else []
+    settings += (
+        [("top_p", {"temperature": 0.8 if "temperature" in exam.words else 1.0, "top_p": 0.7})]
+        if "top_p" in exam.words
+        else []
+    )
     for word, changes in settings:
         yield from _one_token(exam, word, changes)
     yield from _sampler_seed(exam)
@@ -726,7 +800,11 @@ def _one_token(exam: Exam, word: str, changes: Mapping[str, Any]) -> Iterator[Ch
         takes = "temperature" in exam.words
         hypotheses = chance.temperatures(0.6) if takes else chance.any_temperature(exam.literals)
         verdict = chance.judge(sampled, hypotheses)
-        numbers = {"tokens": float(verdict.tokens), "log-likelihood ahead": round(verdict.lead, 1), "z": round(verdict.z, 2)}
+        numbers = {
+            "tokens": float(verdict.tokens),
+            "log-likelihood ahead": round(verdict.lead, 1),
+            "z": round(verdict.z, 2),
+        }
         yield _asked(exam, verdict, probe, asks, numbers) if takes else _fixed(exam, verdict, probe, asks, numbers)
         return
     verdict = chance.judge(sampled, chance.cuts(changes["temperature"], changes.get("top_k"), changes.get("top_p")))

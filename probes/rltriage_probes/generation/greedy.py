@@ -7,6 +7,7 @@ saw is not. Each hypothesis predicts all rows; the first that fits, fewest pitfa
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +23,14 @@ AXES: dict[str, tuple[str, ...]] = {
     "echo": ("none", "prompt"),
     "eos": ("kept", "dropped"),
     "order": ("adjacent", "tiled"),
-    "context": ("masked", "padding", "behind", "behind, unmasked"),
+    "context": ("masked", "padding", "padding later", "behind", "behind, unmasked"),
     "stop": ("ends", "runs on"),
     "budget": ("new", "one less", "one more", "total", "total of real tokens"),
     "edge": ("exact", "first lost", "prompt's last kept", "real length"),
 }
 NAMED: dict[tuple[str, str], Pitfall] = {
     ("context", "padding"): pitfalls.PADDING,
+    ("context", "padding later"): pitfalls.PADDING,
     ("context", "behind"): pitfalls.PADDING,
     ("context", "behind, unmasked"): pitfalls.PADDING,
     ("stop", "runs on"): pitfalls.NO_STOP,
@@ -70,7 +72,10 @@ class Expected:
         context = {"padding": padded, "behind, unmasked": [*real, *filler]}.get(h["context"], real)
         ends = (stage.tokenizer.eos_token_id,) if h["stop"] == "ends" else ()
         behind = h["context"] == "behind" and bool(filler)
-        made = self._greedy(context, max(0, self._budget(h, i)), ends, behind=behind)
+        budget = max(0, self._budget(h, i))
+        made = self._greedy(context, budget, ends, behind=behind)
+        if h["context"] == "padding later" and made and made[0] not in ends:
+            made = [made[0], *self._greedy([*padded, made[0]], budget - 1, ends)]
         if h["eos"] == "dropped" and ends:
             made = made[:-1] if made[-1:] == [stage.tokenizer.eos_token_id] else made
         if h["edge"] == "first lost":
@@ -143,15 +148,39 @@ def _ordered(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
 # Prompts that tell the hypotheses apart
 
 
-def prompts(stage_style: str, *, ragged: bool, count: int = 3) -> tuple[str, ...]:
-    """Prompts with different greedy completions: one that ends early, one that runs into the limit."""
+@functools.lru_cache(maxsize=8)
+def prompts(style: str, *, ragged: bool, count: int = 3) -> tuple[str, ...]:
+    """Prompts with different greedy completions: one that ends early, one that runs into the limit.
+
+    Where they are of unequal length, completions behind unmasked padding end early as well, so that this and running
+    on behind the end can be told apart when both happen.
+    """
+    first: tuple[str, ...] = ()
+    for start in range(0, 4000, 100):
+        chosen = _chosen(style, start, ragged=ragged, count=count)
+        first = first or chosen
+        if len(chosen) == count and (not ragged or _separates(style, chosen)):
+            return chosen
+    return first
+
+
+def _separates(style: str, chosen: tuple[str, ...]) -> bool:
+    expected = Expected(Stage(Scene(chosen, max_new_tokens=SHORT), style), SHORT)
+    plain = {k: v[0] for k, v in AXES.items()}
+    return all(
+        expected.rows({**plain, "context": c}) != expected.rows({**plain, "context": c, "stop": "runs on"})
+        for c in AXES["context"]
+    )
+
+
+def _chosen(style: str, start: int, *, ragged: bool, count: int) -> tuple[str, ...]:
     tokenizer = PromptTokenizer()
-    model = TableModel(tokenizer, sharp=True, style=stage_style)
+    model = TableModel(tokenizer, sharp=True, style=style)
     eos = tokenizer.eos_token_id
     chosen: list[str] = []
-    wanted = [lambda n: 2 <= n <= 5, lambda n: n == SHORT, lambda n: 5 < n < SHORT - 1, lambda n: n > 2]
+    wanted = [lambda n: n == SHORT, lambda n: 2 <= n <= 5, lambda n: 5 < n < SHORT - 1, lambda n: n > 2]
     firsts: set[int] = set()
-    for i in range(400):
+    for i in range(start, start + 400):
         text = _text(i, len(chosen), ragged=ragged)
         made = model.greedy(tokenizer.encode(text), SHORT, (eos,))
         ended = made[-1] == eos
@@ -166,7 +195,8 @@ def prompts(stage_style: str, *, ragged: bool, count: int = 3) -> tuple[str, ...
 
 def _text(i: int, at: int, *, ragged: bool) -> str:
     letters = "klmnopqrstuvwxyz"
-    length = (3, 7, 5, 6)[at % 4] if ragged else 5
+    i = i * 2_654_435_761 % 65_521
+    length = (7, 3, 5, 6)[at % 4] if ragged else 5
     return "".join(letters[(i * 7 + j * (3 + i % 5)) % 16] for j in range(length))
 
 

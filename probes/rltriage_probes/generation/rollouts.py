@@ -65,7 +65,9 @@ def _is_chat(result: Sequence[Any]) -> bool:
 
 
 def _record(value: Any) -> dict[str, Any] | None:
-    if isinstance(value, (str, Tensor, list, int, float)) or (isinstance(value, tuple) and not hasattr(value, "_fields")):
+    if isinstance(value, (str, Tensor, list, int, float)) or (
+        isinstance(value, tuple) and not hasattr(value, "_fields")
+    ):
         return None
     return fields(value)
 

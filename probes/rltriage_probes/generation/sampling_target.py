@@ -37,21 +37,28 @@ SPELLINGS: dict[str, str] = {
         "generator_model causal_lm transformer unwrapped engine sampler_model"
     ),
     "tokenizer": "tokenizer processing_class tok processor hf_tokenizer",
-    "prompts": "prompts queries questions prompt_texts texts batch_prompts problems inputs_text instructions prompt_list",
-    "prompt": "prompt query question prompt_text text problem instruction",
+    "prompts": (
+        "prompts conversations message_lists chats queries questions "
+        "prompt_texts texts batch_prompts problems inputs_text instructions prompt_list"
+    ),
+    "prompt": "prompt messages conversation chat query question prompt_text text problem instruction",
     "prompt_ids": (
-        "prompt_ids input_ids prompt_input_ids prompt_tokens query_ids query_tensors query_tokens context_ids ids tokens "
-        "token_ids idx context prefix x prompt_token_ids prompts_ids inputs_ids sequence sequences start_ids prompt_tensor"
+        "prompt_ids input_ids prompt_input_ids prompt_tokens query_ids query_tensors query_tokens context_ids ids "
+        "tokens "
+        "token_ids idx context prefix x prompt_token_ids prompts_ids inputs_ids sequence sequences start_ids "
+        "prompt_tensor"
     ),
     "attention_mask": "attention_mask attn_mask prompt_mask prompt_attention_mask input_mask mask query_mask",
     "logits": "logits next_token_logits last_logits scores next_logits",
     "n": (
-        "n num_generations num_return_sequences n_samples num_samples group_size samples_per_prompt rollouts_per_prompt k "
+        "n num_generations num_return_sequences n_samples num_samples group_size samples_per_prompt "
+        "rollouts_per_prompt k "
         "num_completions n_samples_per_prompt num_samples_per_prompt num_answer_per_question completions_per_prompt "
         "num_answers_per_question g n_rollouts num_rollouts rollout_n best_of generations_per_prompt"
     ),
     "max_new_tokens": (
-        "max_new_tokens max_tokens max_completion_length max_response_length max_gen_len max_gen_length steps num_tokens "
+        "max_new_tokens max_tokens max_completion_length max_response_length max_gen_len max_gen_length steps "
+        "num_tokens "
         "max_generated_tokens max_length_new gen_length gen_len max_steps response_length completion_length max_new "
         "n_tokens num_new_tokens max_gen max_response_len max_completion_len length max_completion_tokens new_tokens"
     ),
@@ -79,7 +86,9 @@ VOCABULARY = {
 """Words of the vocabulary as this role calls them."""
 SETTINGS = ("n", "max_new_tokens", "max_length", "temperature", "top_p", "top_k", "min_p", "do_sample", "eos_token_id",
             "stop_ids", "pad_token_id", "seed", "generator", "workers", "chunk")  # fmt: skip
-_HOLDERS = re.compile(r"(sampling|gen|generate|generation|decoding|rollout)_?(params|kwargs|args|config|cfg|settings|options)$")
+_HOLDERS = re.compile(
+    r"(sampling|gen|generate|generation|decoding|rollout)_?(params|kwargs|args|config|cfg|settings|options)$"
+)
 
 
 @dataclass(frozen=True)
@@ -133,13 +142,21 @@ class Stage:
         if word == "top_p":
             return scene.top_p if scene.top_p is not None else (None if default is None else 1.0)
         if word == "top_k":
-            return scene.top_k if scene.top_k is not None else (self.size if default not in (NOTHING, None, 0, -1) else default)
+            return (
+                scene.top_k
+                if scene.top_k is not None
+                else (self.size // 2 if default not in (NOTHING, None, 0, -1) else default)
+            )
         if word == "min_p":
             return NOTHING if default is not NOTHING else None
         if word == "do_sample":
             return scene.sample
         if word == "eos_token_id":
-            return self.tokenizer.eos_token if name.endswith("_token") and not name.endswith("stop_token") else self.tokenizer.eos_token_id
+            return (
+                self.tokenizer.eos_token
+                if name.endswith("_token") and not name.endswith("stop_token")
+                else self.tokenizer.eos_token_id
+            )
         if word == "stop_ids":
             return [self.tokenizer.eos_token_id]
         if word == "pad_token_id":
@@ -204,9 +221,9 @@ class GeneratingTarget:
     @property
     def ragged(self) -> bool:
         """Whether prompts of unequal length can be given."""
-        return self.single or any(f.ragged for n, f in self.picks.items() if self._word(n) in ("prompts", "prompt", "batch")) or (
-            any(f.ragged for n, f in self.picks.items() if self._word(n) == "prompt_ids") or "attention_mask" in self.words
-        )  # fmt: skip
+        words = {n: self._word(n) for n in self.picks}
+        told = any(f.ragged for n, f in self.picks.items() if words[n] in ("prompts", "prompt", "batch", "prompt_ids"))
+        return self.single or told or "attention_mask" in self.words
 
     def _word(self, name: str) -> str:
         return next((p.word for p in self.places if p.name == name), "")
@@ -347,7 +364,16 @@ class _Binder:
             return "model"
         if word == "prompts" and used & {"shape", "size", "to", "repeat_interleave", "clone", "dim"}:
             return "prompt_ids"
-        if word == "prompt" and used & {"shape", "size", "to", "repeat", "unsqueeze", "dim", "expand", "repeat_interleave"}:
+        if word == "prompt" and used & {
+            "shape",
+            "size",
+            "to",
+            "repeat",
+            "unsqueeze",
+            "dim",
+            "expand",
+            "repeat_interleave",
+        }:
             return "prompt_ids"
         if word == "" and plain in ("inputs", "batch", "encoded", "encodings"):
             keyed = bool(self._keys(name)) or re.search(rf"\*\*{name}\b", self.text)
@@ -359,6 +385,11 @@ class _Binder:
         return word
 
     def _keys(self, name: str) -> list[str]:
+        """Entries and attributes that are read of a parameter, or of the items of a list of them."""
+        items = re.findall(rf"for (\w+) in (?:enumerate\()?{re.escape(name)}\b", self.text)
+        return list(dict.fromkeys(k for n in (name, *items) for k in self._keys_of(n)))
+
+    def _keys_of(self, name: str) -> list[str]:
         pattern = rf"\b{re.escape(name)}(?:\[|\.get\(|\.pop\()['\"](\w+)['\"]"
         attributes = rf"\b{re.escape(name)}\.(\w+)\b(?!\()"
         return list(dict.fromkeys(re.findall(pattern, self.text) + re.findall(attributes, self.text)))
@@ -397,7 +428,9 @@ class _Binder:
         chats = Form("list of chats", lambda s, i: [[{"role": "user", "content": p}] for p in s.scene.prompts])
         lists = Form("list of lists of ids", lambda s, i: [list(r) for r in s.ids])
         tensors = Form("list of tensors of ids", lambda s, i: [torch.tensor(r) for r in s.ids])
-        if re.search(r"list\[int\]\]|ids", hint.lower()) or ("tokenizer" not in self.text and "processing_class" not in self.text):
+        if re.search(r"list\[int\]\]|ids", hint.lower()) or (
+            "tokenizer" not in self.text and "processing_class" not in self.text
+        ):
             return [lists, tensors, *self._ids(name, hint), texts, chats]
         return [chats, texts, lists] if "apply_chat_template" in self.text else [texts, chats, lists]
 
@@ -424,7 +457,9 @@ class _Binder:
         if "list[torch" in low or "list[tensor" in low:
             return [tensors, lists, whole]
         iterated = re.search(rf"for [\w, ]+ in (enumerate\()?{re.escape(name)}\b|len\({re.escape(name)}\)", self.text)
-        if re.search(rf"\b{re.escape(name)}\.(shape|size|to|repeat|clone|expand|repeat_interleave|device|dim)\b", self.text):
+        if re.search(
+            rf"\b{re.escape(name)}\.(shape|size|to|repeat|clone|expand|repeat_interleave|device|dim)\b", self.text
+        ):
             return [whole, one, row, lists]
         return [lists, whole, tensors, flat, row] if iterated else [whole, one, row, lists, flat]
 
@@ -463,8 +498,8 @@ class _Binder:
             """Keywords for `generate(**config)`."""
             scene = stage.scene
             return {
-                "do_sample": scene.sample, "temperature": scene.temperature or 1.0, "max_new_tokens": scene.max_new_tokens,
-                "top_p": scene.top_p or 1.0, "top_k": scene.top_k or 0,
+                "do_sample": scene.sample, "temperature": scene.temperature or 1.0,
+                "max_new_tokens": scene.max_new_tokens, "top_p": scene.top_p or 1.0, "top_k": scene.top_k or 0,
             }  # fmt: skip
 
         spread = re.search(rf"\*\*\s*{re.escape(name)}\b", self.text) is not None
@@ -492,7 +527,10 @@ class _Binder:
             return out
 
         def record(stage: Stage, i: int) -> list[dict[str, Any]]:
-            return [{k: p if MEANINGS.get(snake(k)) in ("prompt", "prompts") else None for k in keys} for p in stage.scene.prompts]
+            return [
+                {k: p if MEANINGS.get(snake(k)) in ("prompt", "prompts") else None for k in keys}
+                for p in stage.scene.prompts
+            ]
 
         from rltriage_probes.standins import Encoding
 
@@ -509,7 +547,14 @@ class _Binder:
             for style in _styles(self.text):
                 for picks in _combinations(places):
                     made = GeneratingTarget(
-                        self.loaded, places, picks, make_self, style, self.text, frozenset(self.words), settings=dict(self.settings)
+                        self.loaded,
+                        places,
+                        picks,
+                        make_self,
+                        style,
+                        self.text,
+                        frozenset(self.words),
+                        settings=dict(self.settings),
                     )
                     try:
                         with torch.random.fork_rng([]):
@@ -523,7 +568,9 @@ class _Binder:
                     made.report = self._report(places, picks, got)
                     return made
         if isinstance(failure, Unreadable) or failure is None:
-            raise BindingFailed(f"{self.loaded.qualname}: {failure or 'no form of the prompts gives a row for each'}", BindingReport())
+            raise BindingFailed(
+                f"{self.loaded.qualname}: {failure or 'no form of the prompts gives a row for each'}", BindingReport()
+            )
         raise failure
 
     def _selves(self) -> list[Callable[[Stage], Any] | None]:
@@ -567,7 +614,9 @@ class _Binder:
 
     def _report(self, places: Sequence[Place], picks: Mapping[str, Form], got: Rollout) -> BindingReport:
         slots = tuple(
-            Slot(path=p.name, meaning=p.word, how="bind" if p.name in self.explicit else "name", form=picks[p.name].says)
+            Slot(
+                path=p.name, meaning=p.word, how="bind" if p.name in self.explicit else "name", form=picks[p.name].says
+            )
             for p in places
         )
         kind = "texts" if got.texts else "token ids"
@@ -629,7 +678,11 @@ def _annotation(p: inspect.Parameter) -> str:
         return ""
     if isinstance(p.annotation, str):
         return p.annotation
-    return getattr(p.annotation, "__name__", str(p.annotation)) if not hasattr(p.annotation, "__args__") else str(p.annotation)
+    return (
+        getattr(p.annotation, "__name__", str(p.annotation))
+        if not hasattr(p.annotation, "__args__")
+        else str(p.annotation)
+    )
 
 
 def with_scene(scene: Scene, **changes: Any) -> Scene:

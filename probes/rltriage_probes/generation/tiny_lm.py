@@ -26,7 +26,7 @@ _NO_TEXT = 17
 FAR_BELOW = -60.0
 """Logit of a token that is never sampled."""
 SHARP = 400.0
-"""Factor at which sampling at any usual temperature is greedy."""
+"""By how much the most likely token leads where chance is to have no say, at any usual temperature."""
 
 
 class PromptTokenizer(StandInTokenizer):
@@ -140,7 +140,9 @@ class Output(dict[str, Any]):
 class TableModel(nn.Module):
     """A causal model with a table of next-token logits; `generate` follows transformers."""
 
-    def __init__(self, tokenizer: StandInTokenizer, *, sharp: bool = False, style: str = "output", seed: int = 0) -> None:
+    def __init__(
+        self, tokenizer: StandInTokenizer, *, sharp: bool = False, style: str = "output", seed: int = 0
+    ) -> None:
         """`style`: what a call returns: an `output`, the `tensor` of logits, or a `pair` of logits and None."""
         super().__init__()
         g = torch.Generator().manual_seed(seed)
@@ -150,12 +152,14 @@ class TableModel(nn.Module):
         noise = torch.randn(ROWS, len(active), generator=g)
         noise[:, -1] -= 0.3
         table[:, active] = noise * 1.1
+        if sharp:
+            table[torch.arange(ROWS), table.argmax(-1)] += SHARP
         self.table = nn.Parameter(table)
         places = torch.randint(1, ROWS, (4096,), generator=g)
         self.register_buffer("places", places)
         self.known_places: list[int] = places.tolist()
         self.tokenizer = tokenizer
-        self.factor = SHARP if sharp else 1.0
+        self.sharp = sharp
         self.style = style
         self.config = Settings(
             vocab_size=size, model_type="stand-in", is_encoder_decoder=False, eos_token_id=tokenizer.eos_token_id,
@@ -206,9 +210,9 @@ class TableModel(nn.Module):
         running = value.cumsum(1) + total[:, None]
         # what stands at a masked position is no continuation of the text
         rows = (running + _NO_TEXT * (1 - seen)) % ROWS
-        logits = self.table[rows] * self.factor
+        logits = self.table[rows]
         if self.training:
-            logits = logits + torch.randn_like(logits) * self.factor
+            logits = logits + torch.randn_like(logits) * (SHARP if self.sharp else 1.0)
         before = 0 if past is None else past.length
         return logits, Cache(running[:, -1], count + seen.sum(1), before + length)
 
@@ -241,10 +245,11 @@ class TableModel(nn.Module):
     def _mask(self, ids: Tensor, mask: Any, config: Settings) -> Tensor:
         if mask is not None:
             return mask.long()
-        pad = config.pad_token_id
+        pad: Any = config.pad_token_id
         ends = config.eos_token_id if isinstance(config.eos_token_id, (list, tuple)) else [config.eos_token_id]
-        known = pad is not None and pad not in ends and bool((ids == pad).any())
-        return ids.ne(pad).long() if known else torch.ones_like(ids)
+        if pad is None or pad in ends or not bool((ids == pad).any()):
+            return torch.ones_like(ids)
+        return ids.ne(int(pad)).long()
 
     def _loop(self, ids: Tensor, mask: Tensor, config: Settings, given: dict[str, Any]) -> Any:
         ends = config.eos_token_id
@@ -275,7 +280,9 @@ class TableModel(nn.Module):
             return ids
         return Output(sequences=ids, scores=tuple(scores), logits=tuple(raw), past_key_values=past)
 
-    def compute_transition_scores(self, sequences: Tensor, scores: Any, normalize_logits: bool = False, **_: Any) -> Tensor:
+    def compute_transition_scores(
+        self, sequences: Tensor, scores: Any, normalize_logits: bool = False, **_: Any
+    ) -> Tensor:
         """Score of each sampled token, [B, new tokens]."""
         stacked = torch.stack(list(scores), 1)
         stacked = stacked.log_softmax(-1) if normalize_logits else stacked
@@ -286,9 +293,11 @@ class TableModel(nn.Module):
     def distribution(self, ids: Sequence[int], *, from_padding: bool = False) -> Tensor:
         """Logits [V] behind these tokens, float64, without padding or noise; at masked padding behind them if said."""
         total = sum((t + 1) * place for t, place in zip(ids, self.known_places, strict=False))
-        return self.table[(total + (_NO_TEXT if from_padding else 0)) % ROWS].detach().double() * self.factor
+        return self.table[(total + (_NO_TEXT if from_padding else 0)) % ROWS].detach().double()
 
-    def greedy(self, ids: Sequence[int], steps: int, ends: Sequence[int] = (), *, from_padding: bool = False) -> list[int]:
+    def greedy(
+        self, ids: Sequence[int], steps: int, ends: Sequence[int] = (), *, from_padding: bool = False
+    ) -> list[int]:
         """The most likely continuation, up to an end token (included) or `steps` tokens."""
         out: list[int] = []
         while len(out) < steps:
@@ -298,7 +307,7 @@ class TableModel(nn.Module):
         return out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TableModel:
-        made = TableModel(self.tokenizer, sharp=self.factor != 1.0, style=self.style)
+        made = TableModel(self.tokenizer, sharp=self.sharp, style=self.style)
         made.load_state_dict(self.state_dict())
         made.generation_config = copy.deepcopy(self.generation_config)
         return made

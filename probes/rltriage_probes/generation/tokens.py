@@ -301,7 +301,10 @@ def example_beside(own: str, tool: str) -> dict[str, Any]:
     """One row of ids: what the policy wrote, then what a tool put there, which the completion mask leaves out."""
     tok = _plain()
     rollout = [_row(tok, "tool output", [(own, 1, 1), (tool, 0, 1), (tok.eos_token, 1, 1)], own)]
-    return {**_inputs(tok, rollout, prompt=False), "prompt_ids": _inputs(tok, rollout, prompt=False)["token_ids"][:, :0]}
+    return {
+        **_inputs(tok, rollout, prompt=False),
+        "prompt_ids": _inputs(tok, rollout, prompt=False)["token_ids"][:, :0],
+    }
 
 
 def run(subject: Subject, markers: Markers, contract: Contract) -> Iterator[Check]:
@@ -641,7 +644,8 @@ def _reencoded(subject: Subject, markers: Markers, prompt: bool) -> Iterator[Che
         value = subject.bound.call_raw(_given(subject, words, [row], prompt))
     except CallFailed:
         return
-    found = next((ids for ids in _id_lists(value) if 0 < len(ids) <= 6), None)
+    again = words.encode("Lima")
+    found = next((ids for ids in _id_lists(value) if ids[: len(again)] == again or ids[:4] == letters), None)
     if found is None:
         return
     if found[:4] != letters:

@@ -12,7 +12,9 @@ from rltriage_probes.model import CallFailed, Pitfall, Subject
 from rltriage_probes.reading import prose
 from rltriage_probes.texts import Text, agrees, quote, violates
 
-_BLANK = Pitfall(id="DEC-BLANK", family="decode-blank", says="turns conversations that a person can read into empty text")
+_BLANK = Pitfall(
+    id="DEC-BLANK", family="decode-blank", says="turns conversations that a person can read into empty text"
+)
 _RAISES = Pitfall(id="DEC-RAISES", family="reward-exception", says="raises on conversations that agents do have")
 _QUESTION, _TOOL_TEXT, _CALL, _LAST = "Which city is it?", "wombat returned 7", "I look it up.", "It is Lima."
 _SPEAKS_OF_TOOLS = prose(r"\btools?\b|\bobservations?\b|\benvironment\b")

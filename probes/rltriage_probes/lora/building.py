@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,15 @@ def base_model() -> Any:
     return made
 
 
+def lora_config() -> Any:
+    """An adapter's configuration: of `peft` where the user's module has that, else of our own."""
+    from rltriage_probes import tiny_hub
+
+    peft = sys.modules.get("peft")
+    kind: Any = tiny_hub.LoraConfig if peft is None or getattr(peft, "__file__", None) is None else peft.LoraConfig
+    return kind(r=RANK, lora_alpha=ALPHA, target_modules=["q_proj", "v_proj"])
+
+
 @contextlib.contextmanager
 def offline() -> Generator[None, None, None]:
     """Inside, `from_pretrained` of any causal model gives the small one, whatever the name."""
@@ -64,8 +74,17 @@ def offline() -> Generator[None, None, None]:
     def tokenizer(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return StandInTokenizer()
 
+    def config(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made = base_model().config
+        made.architectures = ["LlamaForCausalLM"]
+        return made
+
     changed: list[tuple[Any, Any]] = []
-    places = ((transformers.AutoModelForCausalLM, pretrained), (transformers.PreTrainedModel, pretrained))
+    places = (
+        (transformers.AutoConfig, config),
+        (transformers.AutoModelForCausalLM, pretrained),
+        (transformers.PreTrainedModel, pretrained),
+    )
     for owner, function in (*places, (transformers.AutoTokenizer, tokenizer)):
         changed.append((owner, owner.__dict__.get("from_pretrained")))
         owner.from_pretrained = classmethod(function)
@@ -130,7 +149,12 @@ def build(subject: Subject, **inputs: Any) -> Build:
     torch.manual_seed(1)
     base = base_model()
     kept = copy.deepcopy(base)
-    given = {"model": base, "model_path": "tiny", **{k: v for k, v in inputs.items() if v is not None}}
+    given = {
+        "model": base,
+        "model_path": "tiny",
+        "lora_config": lora_config(),
+        **{k: v for k, v in inputs.items() if v is not None},
+    }
     if "adapter_state" in inputs and inputs["adapter_state"] is None and _demands(subject, "adapter_state"):
         given["adapter_state"] = {}
     bound = learner(subject)
@@ -138,10 +162,18 @@ def build(subject: Subject, **inputs: Any) -> Build:
         me = bound.prepare(given)
         result = bound.call_raw(given)
     found = _parts(result, me)
+    if found.reference is None and "model" in bound.names and _makes_reference(bound.loaded.qualname):
+        found = Build(policy=base, reference=found.policy)
     if found.policy is base or "model" in bound.names:
         found.base = kept
     found.adapters = list(adapters(found.policy))
     return found
+
+
+def _makes_reference(name: str) -> bool:
+    """Whether a function that gives one model gives the reference: `create_reference_model`."""
+    parts = set(re.split(r"[_.]|(?<=[a-z])(?=[A-Z])", name.rpartition(".")[2].lower()))
+    return bool(parts & {"ref", "reference"}) and not parts & {"policy", "actor", "and"}
 
 
 def _demands(subject: Subject, word: str) -> bool:
@@ -164,7 +196,7 @@ def _parts(result: Any, me: Any) -> Build:
             f"the factory returns a {kind} in which no torch module is", "Name the function that returns the model."
         )
     references = [v for n, v in modules if set(n.lower().split("_")) & set(_REFERENCE)]
-    policies = [v for n, v in modules if not any(v is r for r in references)]
+    policies = [v for _, v in modules if not any(v is r for r in references)]
     if not policies:
         policies, references = [modules[0][1]], [v for _, v in modules[1:]]
     if not references and len(policies) > 1 and all(n.isdigit() for n, _ in modules):

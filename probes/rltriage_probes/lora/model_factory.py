@@ -210,8 +210,23 @@ def _trainable(exam: Exam) -> Check:
         says = "a rank was given; no module of the policy holds a low-rank pair, and nothing can be trained"
         return probing.violation("model_factory.targets", asks, says, NO_TARGET)
     says = f"none of the policy's {total} weights requires a gradient"
-    severity: Severity = "soft" if probing.claims(exam.subject, r"\binference\b|\bevaluat|\bserving\b") else "hard"
+    severity: Severity = "hard" if _is_to_be_trained(exam) else "soft"
     return probing.violation(probe, asks, says, FROZEN, severity=severity)
+
+
+def _is_to_be_trained(exam: Exam) -> bool:
+    """Whether the model that comes back is what is trained, and not one that somebody goes on preparing."""
+    name = building.learner(exam.subject).loaded.qualname
+    if re.search(r"prepare|freeze|frozen|eval|inference", name, re.I):
+        return False
+    if probing.claims(exam.subject, r"\binference\b|\bevaluat|\bserving\b"):
+        return False
+    made = exam.made
+    came_along = made.adapters or made.optimizer is not None or made.reference is not None or _LORA_WORDS & exam.names
+    return (
+        bool(came_along)
+        or re.search(r"polic|actor|train|fine-?tun|\bRL\b", f"{name} {exam.subject.doc}", re.I) is not None
+    )
 
 
 def _base(exam: Exam) -> Iterator[Check]:
@@ -229,7 +244,8 @@ def _base(exam: Exam) -> Iterator[Check]:
         says = f"the base weight of {len(under)} of {len(made.adapters)} adapters is trainable, e.g. {under[0]}"
         yield probing.violation(probe, asks, says, BASE_TRAINED)
         return
-    others = [n for n, p in made.trainable().items() if id(p) not in ids]
+    inside = {id(p) for a in made.adapters for p in a.module.parameters()}
+    others = [n for n, p in made.trainable().items() if id(p) not in ids | inside]
     plain = [n for n in others if not re.search(r"lora|adapter|norm|bias|head|embed|modules_to_save", n, re.I)]
     promised = probing.claims(
         exam.subject, r"frozen base|base (model )?(\w+ )?(is |stays |weights )?frozen|only the (lora|adapter)"
@@ -322,6 +338,8 @@ def _scale(exam: Exam) -> Iterator[Check]:
 
 
 def _setting(exam: Exam, word: str) -> float | None:
+    if "lora_config" in exam.names:
+        return float({"lora_r": RANK, "lora_alpha": ALPHA}[word])
     value = exam.settings.get(word) if word in exam.names else exam.subject.bound.settings.get(word)
     if value is None or (word not in exam.settings and word in exam.names):
         value = exam.subject.bound.settings.get(word)
@@ -343,7 +361,8 @@ def _judge_scale(exam: Exam, probe: str, asks: str, measured: float, alpha: floa
         says = f"the scale is alpha / sqrt(r) = {measured:.3g}, as in rsLoRA; is that meant?"
         return probing.violation(probe, asks, says, SCALE, numbers=numbers, severity="soft")
     want = stabilised if told is True else plain
-    says = f"alpha {alpha:g} and rank {rank} ask for a scale of {want:.4g}; the adapter's output is multiplied by {measured:.4g}"
+    asked = f"alpha {alpha:g} and rank {rank} ask for a scale of {want:.4g}"
+    says = f"{asked}; the adapter's output is multiplied by {measured:.4g}"
     return probing.violation(probe, asks, says, SCALE, numbers=numbers)
 
 
@@ -389,9 +408,7 @@ def _start(exam: Exam) -> Iterator[Check]:
     gap = _distance(now, before)
     says = f"fresh adapters change the logits by {gap:.1%} of the largest one"
     zero = _with_b_zero(exam)
-    if made.base is not None and not exam.same(now, zero):
-        yield probing.violation(probe, asks, says, START, numbers={"distance": gap})
-    elif made.base is None:
+    if (made.base is not None and not exam.same(now, zero)) or made.base is None:
         yield probing.violation(probe, asks, says, START, numbers={"distance": gap})
     else:
         says = f"without its adapters the policy is not the base model that was handed over: logits differ by {gap:.1%}"
@@ -544,7 +561,8 @@ def _other_reference(
         return
     bare = probing.claims(
         exam.subject,
-        r"reference (model )?is the (base|bare|original|pre-?trained)|(base|bare|pre-?trained) model as (the )?reference"
+        r"reference (model )?is the (base|bare|original|pre-?trained)"
+        r"|(base|bare|pre-?trained) model as (the )?reference"
         r"|adapters? (disabled|off|switched off) (for|in) the reference",
     )
     if bare and after:
@@ -607,7 +625,7 @@ ROLE = Role(
     asks=ASKS,
     takes=(
         "model", "model_path", "adapter_state", "adapter_path", "lora_r", "lora_alpha", "lora_dropout", "use_rslora",
-        "lora_targets", "modules_to_save", "lr", "tokenizer", "beta",
+        "lora_targets", "lora_config", "modules_to_save", "lr", "tokenizer", "beta",
     ),
     needs=(),
     returns="raw",

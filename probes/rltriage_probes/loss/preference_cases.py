@@ -56,7 +56,7 @@ def pairs(name: str) -> Case:
     for front, word in (("", "policy_logratios"), ("ref_", "ref_logratios")):
         inputs[word] = _tensor(inputs, f"{front}chosen_logprobs") - _tensor(inputs, f"{front}rejected_logprobs")
     inputs["preference_logits"] = _tensor(inputs, "policy_logratios") - _tensor(inputs, "ref_logratios")
-    inputs["pair_margin"] = torch.rand(PAIRS, generator=g) * 1.5
+    inputs["margin"] = torch.rand(PAIRS, generator=g) * 1.5
     inputs["chosen_nll"] = torch.tensor(0.8) + torch.rand((), generator=g)
     inputs |= _examples(name, g)
     return Case(name=name, inputs=inputs)
@@ -95,10 +95,13 @@ def _examples(name: str, g: torch.Generator) -> dict[str, object]:
     policy = -torch.rand(EXAMPLES, generator=g) * 4 - 0.3
     other = -torch.rand(MISMATCHED, generator=g) * 3 - 0.6
     drift = -0.3 if name == NAMES[1] else 0.4
+    noise = [
+        x - x.mean() for x in (1.2 * torch.randn(EXAMPLES, generator=g), 0.6 * torch.randn(MISMATCHED, generator=g))
+    ]
     return {
-        "example_logprobs": policy, "ref_example_logprobs": policy + 1.2 * torch.randn(EXAMPLES, generator=g),
+        "example_logprobs": policy, "ref_example_logprobs": policy - drift + noise[0],
         "desirable": torch.tensor([True, False, False, True, False, True, False]),
-        "kl_logprobs": other, "ref_kl_logprobs": other - drift + 0.1 * torch.randn(MISMATCHED, generator=g),
+        "kl_logprobs": other, "ref_kl_logprobs": other - drift + noise[1],
         "kl_estimate": torch.tensor(0.4 if name == NAMES[0] else 0.15),
     }  # fmt: skip
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rltriage_probes import probing
-from rltriage_probes.loss import preference_pairs, surrogate
+from rltriage_probes.loss import preference_axes, preference_pairs, surrogate
 from rltriage_probes.loss import preference_pitfalls as pitfalls
 from rltriage_probes.loss.preference_scores import Given
 from rltriage_probes.model import Axis, Option, Subject
@@ -37,7 +37,7 @@ def axes(subject: Subject, given: Given, seen: Sequence[Seen]) -> tuple[Axis, ..
     )  # fmt: skip
     return (
         _form(), _side(), weights, _kl(given), _kl_gradient(given), _reference(given),
-        preference_pairs.beta_axis(subject, given), _sign(), _order(given), _reduction(subject, seen), _gradient(),
+        preference_axes.beta_axis(subject, given), _sign(), _order(given), _reduction(subject, seen), _gradient(),
     )  # fmt: skip
 
 
@@ -68,16 +68,24 @@ def _kl(given: Given) -> Axis:
     if "kl_logprobs" in given.have:
         options = (
             Option(name="given", standing="standard", says="KL from mismatched answers, at least 0"),
-            *(probing.as_pitfall(n, pitfalls.KTO_KL) for n in ("unclamped", "turned round", "summed", "none", "clamped first", "added", "at most 0")),
+            *(
+                probing.as_pitfall(n, pitfalls.KTO_KL)
+                for n in ("unclamped", "turned round", "summed", "none", "clamped first", "added", "at most 0")
+            ),
         )
     elif "kl_estimate" in given.have:
         options = (
             Option(name="estimate", standing="standard", says="KL estimate given"),
-            *(probing.as_pitfall(n, pitfalls.KTO_KL) for n in ("none", "estimate added", "good ones only", "bad ones only")),
+            *(
+                probing.as_pitfall(n, pitfalls.KTO_KL)
+                for n in ("none", "estimate added", "good ones only", "bad ones only")
+            ),
         )
     else:
         options = (
-            Option(name="none", standing="standard", says="no KL estimate", source="APO-zero unpaired, arXiv:2408.06266"),
+            Option(
+                name="none", standing="standard", says="no KL estimate", source="APO-zero unpaired, arXiv:2408.06266"
+            ),
             Option(name="batch", says="KL from the batch itself"),
             Option(name="of the other side", says="KL of the other side's answers", source="TRL kto_pair"),
             Option(name="batch, unclamped", standing="pitfall", says=pitfalls.KTO_KL.says, pitfall=pitfalls.KTO_KL),
@@ -89,7 +97,9 @@ def _kl(given: Given) -> Axis:
 
 def _kl_gradient(given: Given) -> Axis:
     options = (Option(name="detached", standing="standard"), probing.as_pitfall("flows", pitfalls.KTO_KL_GRADIENT))
-    return Axis(name="kl gradient", options=options, when=lambda o: o["kl"] != "none" and not o["kl"].startswith("estimate"))
+    return Axis(
+        name="kl gradient", options=options, when=lambda o: o["kl"] != "none" and not o["kl"].startswith("estimate")
+    )
 
 
 def _reference(given: Given) -> Axis:
@@ -123,7 +133,7 @@ def _reduction(subject: Subject, seen: Sequence[Seen]) -> Axis:
         name="reduction",
         options=(
             Option(name="mean", standing="standard", says="mean over the answers"),
-            preference_pairs.summed(subject),
+            preference_axes.summed(subject),
             Option(name="sides", says="mean of good answers plus mean of bad ones"),
             probing.as_pitfall("half", pitfalls.REDUCTION),
             probing.as_pitfall("good only", pitfalls.REDUCTION),
@@ -155,8 +165,10 @@ class Reference:
             bad = bad.detach()
         kl_good, kl_bad = self._kl(s, o, good, bad)
         beta = self._setting(s, k, "beta")
-        b = {"once": beta, "none": 1.0, "twice": beta * beta, "divided": 1.0 / beta}[o["beta"]]
+        b = {"none": 1.0, "twice": beta * beta, "divided": 1.0 / beta}.get(o["beta"], beta)
         up, down = b * (good - kl_good), b * (kl_bad - bad)
+        if o["beta"] in ("chosen only", "rejected only"):
+            up, down = (up, down / beta) if o["beta"] == "chosen only" else (up / beta, down)
         if o["side"] in ("labels exchanged", "good ones down"):
             up = -up
         if o["side"] in ("labels exchanged", "bad ones up"):
@@ -211,7 +223,9 @@ class Reference:
         return (kl_good, kl_bad) if o["kl gradient"] == "flows" else (kl_good.detach(), kl_bad.detach())
 
     def _weights(self, s: Seen, how: str) -> tuple[float, float]:
-        found = [float(s.inputs[w]) if w in self.given.have else 1.0 for w in ("desirable_weight", "undesirable_weight")]  # type: ignore[arg-type]
+        found = [
+            float(s.inputs[w]) if w in self.given.have else 1.0 for w in ("desirable_weight", "undesirable_weight")
+        ]  # type: ignore[arg-type]
         if how == "ignored":
             return 1.0, 1.0
         return (found[1], found[0]) if how == "exchanged" else (found[0], found[1])
@@ -226,7 +240,8 @@ def _from_mismatched(ratios: Tensor, how: str) -> Tensor:
     mean = ratios.mean()
     return {
         "given": lambda: mean.clamp(min=0), "unclamped": lambda: mean, "turned round": lambda: (-mean).clamp(min=0),
-        "summed": lambda: ratios.sum().clamp(min=0), "none": lambda: mean * 0, "clamped first": lambda: ratios.clamp(min=0).mean(),
+        "summed": lambda: ratios.sum().clamp(min=0), "none": lambda: mean * 0,
+        "clamped first": lambda: ratios.clamp(min=0).mean(),
         "added": lambda: -mean.clamp(min=0), "at most 0": lambda: mean.clamp(max=0),
     }[how]()  # fmt: skip
 
@@ -240,7 +255,7 @@ def _value(x: Tensor, form: str) -> Tensor:
 def _reduced(good: Tensor, bad: Tensor, order: Tensor | None, how: str) -> Tensor:
     both = torch.cat([good, bad])
     return {
-        "none": lambda: both if order is None else both[order], "mean": lambda: both.mean(), "sum": lambda: both.sum(),
-        "half": lambda: both.mean() / 2, "sides": lambda: good.mean() + bad.mean(), "good only": lambda: good.mean(),
-        "sides, halved": lambda: (good.mean() + bad.mean()) / 2, "bad only": lambda: bad.mean(),
+        "none": lambda: both if order is None else both[order], "mean": both.mean, "sum": both.sum,
+        "half": lambda: both.mean() / 2, "sides": lambda: good.mean() + bad.mean(), "good only": good.mean,
+        "sides, halved": lambda: (good.mean() + bad.mean()) / 2, "bad only": bad.mean,
     }[how]()  # fmt: skip

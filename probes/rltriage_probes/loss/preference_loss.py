@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from torch import Tensor
 from rltriage_probes import formula, probing, solver, source, tolerance
 from rltriage_probes.contract import Check, KnownBug, Named
 from rltriage_probes.formula import Formula, Judged
+from rltriage_probes.loss import preference_axes as axes_of_pairs
 from rltriage_probes.loss import preference_cases as cases
 from rltriage_probes.loss import preference_kto as kto
 from rltriage_probes.loss import preference_pairs as pairs
 from rltriage_probes.loss import preference_pitfalls as pitfalls
 from rltriage_probes.loss.preference_scores import Given
-from rltriage_probes.model import CallFailed, Case, Role, Subject
-from rltriage_probes.solver import Solution
+from rltriage_probes.model import Axis, CallFailed, Case, Role, Subject
+from rltriage_probes.solver import Seen, Solution
 
 ASKS = "which preference loss is this, and of which log-probs?"
 BUDGET = 5_000
@@ -48,14 +49,17 @@ def run(subject: Subject) -> Iterator[Check]:
 
 def _judged(subject: Subject, given: Given) -> Judged:
     alone = bool(given.have & kto.MARKS)
-    if alone or pairs.wanted(subject) == "kto":
+    if alone or axes_of_pairs.wanted(subject) == "kto":
         judged = formula.judge(subject, _of_answers(subject, given))
         if judged.solution is not None or (alone and not given.has("")) or "example_logprobs" in given.have:
             return judged
         other = formula.judge(subject, _of_pairs(subject, given)) if given.has("") else judged
         return judged if other.solution is None else other
     judged = formula.judge(subject, _of_pairs(subject, given))
-    return judged if judged.solution is not None or not judged.seen else _in_half(subject, given, judged)
+    if judged.solution is not None or not judged.seen:
+        return judged
+    both = formula.judge(subject, _of_pairs(subject, given, narrow=True))
+    return both if both.solution is not None else _in_half(subject, given, judged)
 
 
 def _in_half(subject: Subject, given: Given, judged: Judged) -> Judged:
@@ -63,23 +67,32 @@ def _in_half(subject: Subject, given: Given, judged: Judged) -> Judged:
     seen = [dataclasses.replace(s, dtype="bfloat16", quick=None, shadow=None, memo={}) for s in judged.seen]
     if any(s.dtype == "bfloat16" for s in judged.seen):
         return judged
-    found = solver.solve(seen, pairs.Reference(given), judged.axes, pairs.knobs(subject, given), max_pitfalls=0, budget=BUDGET)
+    found = solver.solve(
+        seen, pairs.Reference(given), judged.axes, axes_of_pairs.knobs(subject, given), max_pitfalls=0, budget=BUDGET
+    )
     if found is None:
         return judged
     gap = probing.distance(judged.seen, pairs.Reference(given), found.options, found.knobs)
     named = Named(pitfall=pitfalls.PRECISION.id, family=pitfalls.PRECISION.family, says=pitfalls.PRECISION.says)
-    convention = solver.convention(judged.axes, found, pairs.hide(found.knobs, given))
+    convention = solver.convention(judged.axes, found, axes_of_pairs.hide(found.knobs, given))
     promised = probing.claims(subject, r"float32|fp32|full precision|float64|upcast|double")
     outcome = probing.known_bug([named], convention, gap, "hard" if promised else "soft")
     return Judged(check=Check(probe=judged.check.probe, asks=ASKS, outcome=outcome), seen=judged.seen, axes=judged.axes)
 
 
-def _of_pairs(subject: Subject, given: Given) -> Formula:
+def _of_pairs(subject: Subject, given: Given, narrow: bool = False) -> Formula:
+    """Every convention with one bug at most, or the usual ones with two."""
+
+    def axes(seen: Sequence[Seen]) -> tuple[Axis, ...]:
+        made = axes_of_pairs.axes(subject, given, seen)
+        return axes_of_pairs.narrowed(made) if narrow else made
+
     return Formula(
         probe="preference_loss.formula", asks=ASKS, cases=tuple(cases.pairs(n) for n in cases.NAMES),
-        reference=pairs.Reference(given), observe=cases.observe, axes=lambda seen: pairs.axes(subject, given, seen),
-        knobs=lambda seen: pairs.knobs(subject, given), nothing_fits="no known preference loss gives these numbers",
-        hide=lambda knobs: pairs.hide(knobs, given), budget=BUDGET,
+        reference=pairs.Reference(given), observe=cases.observe, axes=axes, max_pitfalls=2 if narrow else 1,
+        knobs=lambda seen: axes_of_pairs.knobs(subject, given),
+        nothing_fits="no known preference loss gives these numbers",
+        hide=lambda knobs: axes_of_pairs.hide(knobs, given), budget=BUDGET,
     )  # fmt: skip
 
 
@@ -90,8 +103,9 @@ def _of_answers(subject: Subject, given: Given) -> Formula:
     return Formula(
         probe="preference_loss.formula", asks=ASKS, cases=tuple(made), reference=kto.Reference(given),
         observe=cases.observe, axes=lambda seen: kto.axes(subject, given, seen),
-        knobs=lambda seen: pairs.knobs(subject, given)[:1], nothing_fits="no known loss of single answers gives these numbers",
-        hide=lambda knobs: pairs.hide(knobs, given), budget=BUDGET,
+        knobs=lambda seen: axes_of_pairs.knobs(subject, given)[:1],
+        nothing_fits="no known loss of single answers gives these numbers",
+        hide=lambda knobs: axes_of_pairs.hide(knobs, given), budget=BUDGET,
     )  # fmt: skip
 
 
@@ -123,7 +137,9 @@ def _wide(subject: Subject, given: Given, found: Solution) -> Iterator[Check]:
     """Answers that the policy has come to like much less, or more, than the reference: the loss grows linearly."""
     asks = "is the loss finite where the two answers are far apart?"
     case = cases.pairs(cases.NAMES[0])
-    words = [w for w in ("chosen_logprobs", "chosen_logratios", "policy_logratios", "preference_logits") if w in given.have]
+    words = [
+        w for w in ("chosen_logprobs", "chosen_logratios", "policy_logratios", "preference_logits") if w in given.have
+    ]
     if "pair_logprobs" in given.have:
         words.append("pair_logprobs")
     if not words or "beta" not in given.have:
@@ -224,7 +240,7 @@ def reported(result: Any, subject: Subject) -> dict[str, Tensor] | None:
     if isinstance(result, Mapping):
         parts = {str(k): v for k, v in result.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     elif isinstance(result, tuple) and hasattr(result, "_asdict"):
-        parts = dict(result._asdict())  # pyright: ignore
+        parts = dict(result._asdict())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType, reportAttributeAccessIssue]
     elif isinstance(result, tuple):
         for part in result:  # pyright: ignore[reportUnknownVariableType]
             if isinstance(part, Mapping):
@@ -235,9 +251,10 @@ def reported(result: Any, subject: Subject) -> dict[str, Tensor] | None:
     elif dataclasses.is_dataclass(result) and not isinstance(result, type):
         parts = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
     found: dict[str, Tensor] = {}
-    for side, pattern in (("chosen", ("chosen_rewards", "reward_chosen", "rewards_chosen", "chosen_reward", "rewards/chosen")),
-                          ("rejected", ("rejected_rewards", "reward_rejected", "rewards_rejected", "rejected_reward", "rewards/rejected"))):  # fmt: skip
-        value = next((parts[n] for n in pattern if n in parts), None)
+    for side in cases.SIDES:
+        spelled = (f"{side}_rewards", f"reward_{side}", f"rewards_{side}", f"{side}_reward", f"rewards/{side}")
+        pattern = next((n for n in spelled if n in parts), "")
+        value = parts.get(pattern)
         if isinstance(value, (int, float)):
             value = torch.tensor(float(value))
         if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -266,7 +283,9 @@ def _implicit(given: Given, found: Solution, case: Case, beta: float) -> tuple[T
 
 def _same(got: Tensor, right: Tensor) -> bool:
     right = right.mean() if got.dim() == 0 else right
-    return got.shape == right.shape and tolerance.equal(got, right, "bfloat16" if got.dtype == torch.bfloat16 else "float32")
+    return got.shape == right.shape and tolerance.equal(
+        got, right, "bfloat16" if got.dtype == torch.bfloat16 else "float32"
+    )
 
 
 def _explained(
@@ -275,14 +294,19 @@ def _explained(
     """In which way the rewards are wrong, in words; empty where none of the usual ways fits."""
     own, other = expected if side == "chosen" else expected[::-1]
     ways = {
-        "those of the other answer": other, "not multiplied by beta": own / beta, "multiplied by beta twice": own * beta,
+        "those of the other answer": other, "not multiplied by beta": own / beta,
+        "multiplied by beta twice": own * beta,
         "negated": -own, "divided by beta": own / beta**2,
     }  # fmt: skip
-    if given.has("ref_"):
-        c, r = pairs.Reference(given).log_ratios(cases.seen(case), {**found.options, "reference": "absent", "direction": "chosen"})
-        alone = (c if side == "chosen" else r).detach()
-        if found.options["reference"] == "subtracted":
-            ways["beta times the policy's log-prob, without the reference"] = beta * alone
+    if given.has("ref_") and found.options["reference"] == "subtracted":
+        for how, words in (
+            ("absent", "beta times the policy's log-prob, without the reference"),
+            ("added", "beta times the sum of both models' log-probs"),
+            ("exchanged", "compared with the reference's other answer"),
+        ):
+            options = {**found.options, "reference": how, "direction": "chosen"}
+            both = pairs.Reference(given).log_ratios(cases.seen(case), options)
+            ways[words] = beta * both[0 if side == "chosen" else 1].detach()
     return next((words for words, y in ways.items() if _same(x, y)), "")
 
 
@@ -294,9 +318,11 @@ ROLE = Role(
         "chosen_logprobs", "rejected_logprobs", "ref_chosen_logprobs", "ref_rejected_logprobs", "chosen_token_logprobs",
         "rejected_token_logprobs", "ref_chosen_token_logprobs", "ref_rejected_token_logprobs", "pair_logprobs",
         "ref_pair_logprobs", "pair_token_logprobs", "ref_pair_token_logprobs", "chosen_logits", "rejected_logits",
-        "ref_chosen_logits", "ref_rejected_logits", "pair_logits", "ref_pair_logits", "chosen_labels", "rejected_labels",
-        "pair_labels", "chosen_mask", "rejected_mask", "pair_mask", "chosen_lengths", "rejected_lengths", "pair_lengths",
-        "chosen_logratios", "rejected_logratios", "policy_logratios", "ref_logratios", "preference_logits", "pair_margin",
+        "ref_chosen_logits", "ref_rejected_logits", "pair_logits", "ref_pair_logits", "chosen_labels",
+        "rejected_labels",
+        "pair_labels", "chosen_mask", "rejected_mask", "pair_mask", "chosen_lengths", "rejected_lengths",
+        "pair_lengths",
+        "chosen_logratios", "rejected_logratios", "policy_logratios", "ref_logratios", "preference_logits", "margin",
         "chosen_nll", "example_logprobs", "ref_example_logprobs", "desirable", "kl_logprobs", "ref_kl_logprobs",
         "kl_estimate", "beta", "label_smoothing", "target_margin", "margin_ratio", "desirable_weight",
         "undesirable_weight", "nll_weight", "penalty_weight", "preference_type",

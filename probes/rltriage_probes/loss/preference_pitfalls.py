@@ -70,10 +70,10 @@ LENGTH = Pitfall(
 MASK = Pitfall(
     id="PREF-MASK", family="mask-missing", says="sums log-probs of prompt or padding tokens into the answer's"
 )
-MASK_INVERTED = Pitfall(id="PREF-MASK-INVERTED", family="mask-inverted", says="sums over the tokens that the mask leaves out")
-SHIFT = Pitfall(
-    id="PREF-SHIFT", family="shift", says="scores each label with the logits of a neighbouring position"
+MASK_INVERTED = Pitfall(
+    id="PREF-MASK-INVERTED", family="mask-inverted", says="sums over the tokens that the mask leaves out"
 )
+SHIFT = Pitfall(id="PREF-SHIFT", family="shift", says="scores each label with the logits of a neighbouring position")
 IPO_TARGET = Pitfall(
     id="PREF-IPO-TARGET",
     family="normalisation",
@@ -106,9 +106,7 @@ PENALTY = Pitfall(
 DETACHED = Pitfall(
     id="PREF-DETACHED", family="gradient-cut", says="lets no gradient flow to one of the policy's answers, or to both"
 )
-REDUCTION = Pitfall(
-    id="PREF-REDUCTION", family="denominator", says="divides by another count than the number of pairs"
-)
+REDUCTION = Pitfall(id="PREF-REDUCTION", family="denominator", says="divides by another count than the number of pairs")
 ALGORITHM = Pitfall(id="PREF-ALGORITHM", family="config", says="computes another preference loss than the declared one")
 REWARDS = Pitfall(
     id="PREF-REWARDS",
@@ -131,7 +129,7 @@ KTO_KL_GRADIENT = Pitfall(
 )
 
 ALL = (
-    SWAPPED, ADDED, PRECISION, LOSS_SIGN, REF_MISSING, REF_SIGN, REF_HALF, BETA, NO_LOG, OVERFLOW, SMOOTHING, SMOOTHING_INERT, SUMMED,
-    AVERAGED, LENGTH, MASK, MASK_INVERTED, SHIFT, IPO_TARGET, HINGE, ODDS, ODDS_OVERFLOW, MARGIN, NLL, PENALTY, DETACHED,
-    REDUCTION, ALGORITHM, REWARDS, KTO_WEIGHTS, KTO_SIDE, KTO_KL, KTO_KL_GRADIENT,
+    SWAPPED, ADDED, PRECISION, LOSS_SIGN, REF_MISSING, REF_SIGN, REF_HALF, BETA, NO_LOG, OVERFLOW, SMOOTHING,
+    SMOOTHING_INERT, SUMMED, AVERAGED, LENGTH, MASK, MASK_INVERTED, SHIFT, IPO_TARGET, HINGE, ODDS, ODDS_OVERFLOW, MARGIN,
+    NLL, PENALTY, DETACHED, REDUCTION, ALGORITHM, REWARDS, KTO_WEIGHTS, KTO_SIDE, KTO_KL, KTO_KL_GRADIENT,
 )  # fmt: skip

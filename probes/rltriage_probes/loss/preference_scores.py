@@ -1,6 +1,6 @@
 """From whatever a preference loss is given to one score an answer.
 
-    score(y) = Σ_t m_t log p(y_t | y_<t)        summed over the answer (DPO), or divided by Σ_t m_t (SimPO, ORPO, IPO)
+score(y) = Σ_t m_t log p(y_t | y_<t)        summed over the answer (DPO), or divided by Σ_t m_t (SimPO, ORPO, IPO)
 """
 
 from __future__ import annotations

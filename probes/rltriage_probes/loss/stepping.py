@@ -13,11 +13,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import optimizer as torch_optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rltriage_probes import tiny
+from rltriage_probes import aliases, tiny
 from rltriage_probes.learning import Learner
 from rltriage_probes.model import Subject
+from rltriage_probes.selfs import Unknown
 
 ROWS, PROMPT, REPLY = 8, 4, 7
 WIDTH = PROMPT + REPLY
@@ -78,8 +79,11 @@ _ADVANTAGES = (1.5, -0.5, -1.5, 0.5, -1.5, 0.5, 1.5, -0.5)
 
 
 def data(*, hole: bool = True, seed: int = 0) -> Data:
-    """Eight rows, one with tokens in the middle of its reply that are not trained (`hole`); advantages whose mean is 0 and std the same in each half, so that centring and scaling them
-    changes nothing but a common factor."""
+    """Eight rows, one with tokens in the middle of its reply that are not trained (`hole`).
+
+    The advantages have the mean 0 and the same std in each half, so that centring and scaling them changes nothing
+    but a common factor.
+    """
     g = torch.Generator().manual_seed(1000 + seed)
     ids = torch.randint(3, tiny.VOCAB, (ROWS, WIDTH), generator=g)
     lengths = torch.tensor(_LENGTHS)
@@ -174,7 +178,7 @@ class Accelerator:
     is_main_process = is_local_main_process = True
     sync_gradients = True
     mixed_precision = "no"
-    scaler = None
+    scaler = parallelism_config = ring_attn_group = None
 
     def __init__(self, steps: int = 1) -> None:
         self.gradient_accumulation_steps = steps
@@ -208,7 +212,16 @@ class Accelerator:
     def print(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    log = wait_for_everyone = print
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    wait_for_everyone = log
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a launcher carries."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return False if aliases.is_flag(name) else Unknown(f"accelerator.{name}")
 
 
 class Schedule:
@@ -350,7 +363,7 @@ class Watch:
 
     @contextlib.contextmanager
     def on(self) -> Generator[None, None, None]:
-        handle = torch_optimizer.register_optimizer_step_pre_hook(self.before_step)
+        handle = register_optimizer_step_pre_hook(self.before_step)
         original = torch.autograd.backward
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:

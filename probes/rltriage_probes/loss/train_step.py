@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -137,6 +138,8 @@ SHAPE_SAYS = {
     "token": "every trained token of the batch with the same weight",
     "sequence": "every sequence with the same weight, its tokens sharing it",
 }
+PATIENCE_S = 8.0
+"""How long forms of the batch are tried out."""
 FITS, FITS_LOW = 2e-3, 0.15
 """Relative distance of a gradient from what it should be: float32 right code stays under 1e-5, bfloat16 under 0.1."""
 
@@ -236,8 +239,11 @@ def settle(subject: Subject) -> Exam | Check:
     first: CallFailed | NotReached | None = None
     batch = stepping.data(hole="attention_mask" in subject.bound.names)
     bound = stepping.learner(subject)
+    started = time.perf_counter()
     while True:
         for frame in frames(subject):
+            if time.perf_counter() - started > PATIENCE_S:
+                break
             try:
                 trace = run_once(subject, frame, batch, frozen=True)
             except (CallFailed, NotReached) as e:
@@ -447,12 +453,13 @@ def _weights(exam: Exam) -> Check:
     p = pull(exam)
     told = exam.kind
     others: tuple[Kind, ...] = () if told == "pairs" else ("supervised", "advantages")
-    for kind in (told, *(k for k in others if k != told)):
+    kinds: list[Kind] = [told, *(k for k in others if k != told)]
+    for kind in kinds:
         exam.kind = kind
         p = Pull(rows=p.rows, own=p.own, mask=p.mask, base=p.mask * _signs(exam)[:, None])
         for shape in SHAPES:
             c, off = fit(g, p.rows, p.by(shape))
-            if off < exam.fits and (kind == told or told == "supervised"):
+            if off < exam.fits and told in (kind, "supervised"):
                 return _recognised(exam, probe, asks, shape, c)
             if off < exam.fits:
                 exam.kind = told
@@ -507,7 +514,8 @@ def _scale(exam: Exam, shape: Shape, c: float) -> str:
     else:
         known = {
             "mean over tokens": 1 / tokens, "sum over tokens": 1.0, "sum of each sequence, mean over them": 1 / ROWS,
-            "divided by the padded size": 1 / (ROWS * (WIDTH - 1)), "divided by B times the reply's width": 1 / ROWS / REPLY,
+            "divided by the padded size": 1 / (ROWS * (WIDTH - 1)),
+            "divided by B times the reply's width": 1 / ROWS / REPLY,
         }  # fmt: skip
     return next((says for says, x in known.items() if abs(c / x - 1) < 5 * exam.fits), f"with a factor of {c:.4g}")
 
@@ -629,7 +637,8 @@ def _splits(exam: Exam) -> tuple[str, ...]:
 
 
 _SAME = (
-    r"same (update|gradient|step) as|\bthe same as (that|one|a|the)\b|equal\w* (to )?(the|a|one) (full|whole|large)|as (if|though) .{0,40}(whole|full) batch"
+    r"same (update|gradient|step) as|\bthe same as (that|one|a|the)\b|equal\w* (to )?(the|a|one) (full|whole|large)"
+    r"|as (if|though) .{0,40}(whole|full) batch"
     r"|of the whole batch|full[- ]batch|regardless of|independent of (the )?(number|micro)|to save memory|invariant"
 )
 
@@ -739,7 +748,7 @@ def _clips(exam: Exam) -> Check | None:
     given = float(torch.cat([g.flatten() for g in trace.steps[0].given.values()]).norm())
     numbers = {"norm": whole, "limit": limit, "norm at the step": given}
     if "scaler" in exam.names and given < 0.1 * limit:
-        says = f"a limit of {limit:.3g} gives a step on a gradient of norm {given:.3g}: it was clipped before it was unscaled"
+        says = f"a limit of {limit:.3g} gives a gradient of norm {given:.3g}: it was clipped before it was unscaled"
         return probing.violation(probe, asks, says, CLIP_SCALED, numbers=numbers)
     if given > 0.98 * whole and len(trace.steps) == len(exam.first.steps) == 1:
         says = f"with a limit of {limit:.3g} the optimizer steps on a gradient of norm {given:.3g}"
@@ -764,7 +773,7 @@ def _precision(exam: Exam) -> Check | None:
         return probing.holds(probe, asks, f"{share:.0%} of the weights move at a learning rate of {rate:g}")
     kind = str(trace.after[names[0]].dtype).removeprefix("torch.")
     says = (
-        f"after one step at a learning rate of {rate:g} only {share:.1%} of the {kind} weights with a gradient have changed; "
+        f"after one step at a learning rate of {rate:g} only {share:.1%} of the {kind} weights have changed; "
         "the optimizer needs weights in float32"
     )
     kept = type(trace.steps[0].optimizer).__module__.startswith("torch.optim")
@@ -781,7 +790,8 @@ def _covers(exam: Exam) -> Check | None:
     missing = sorted(n for n, g in exam.first.left.items() if n not in held and float(g.abs().sum()) > 0)
     if not missing:
         return probing.holds(probe, asks, f"it holds all {len(held)} of them")
-    says = f"{len(missing)} of {len(missing) + len(held)} differentiated weights are not in the optimizer: {', '.join(missing[:4])}"
+    names = ", ".join(missing[:4])
+    says = f"{len(missing)} of {len(missing) + len(held)} differentiated weights are not in the optimizer: {names}"
     return probing.violation(probe, asks, says, PARTIAL, severity="soft")
 
 

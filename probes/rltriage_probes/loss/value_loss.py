@@ -43,6 +43,9 @@ CLIPS_RETURNS = Pitfall(
     id="VAL-CLIPS-RETURNS", family="clip-bounds", says="clips the return instead of the predicted value"
 )
 CLIP_ONE_SIDED = Pitfall(id="VAL-CLIP-ONE-SIDED", family="clip-bounds", says="bounds the value on one side only")
+CLIP_SWAPPED = Pitfall(
+    id="VAL-CLIP-SWAPPED", family="clip-bounds", says="exchanges the lower and the upper bound of the clip"
+)
 CLIP_IGNORED = Pitfall(
     id="VAL-CLIP-IGNORED", family="inert-option", says="takes a clip range and old values, and clips nothing"
 )
@@ -125,7 +128,11 @@ def _clipping(subject: Subject) -> Axis:
             probing.as_pitfall("only", CLIP_ONLY),
             probing.as_pitfall("around returns", CLIP_CENTRE),
             probing.as_pitfall("around zero", CLIP_CENTRE),
+            probing.as_pitfall("around one", CLIP_CENTRE),
+            probing.as_pitfall("old", CLIP_CENTRE),
             probing.as_pitfall("relative", CLIP_CENTRE),
+            probing.as_pitfall("swapped", CLIP_SWAPPED),
+            probing.as_pitfall("swapped only", CLIP_SWAPPED),
             probing.as_pitfall("returns", CLIPS_RETURNS),
             probing.as_pitfall("returns max", CLIPS_RETURNS),
             probing.as_pitfall("upper only", CLIP_ONE_SIDED),
@@ -213,6 +220,7 @@ def _case(name: str, *, outlier: bool = False) -> Case:
         "clip_value": 0.3, "prompt_values": torch.randn(b, PROMPT, generator=g), "prompt_length": PROMPT,
         "advantages": returns - old, "token_count": 1.5 * float(mask.sum()), "row_count": float(b),
         "huber_delta": 0.7, "value_coef": 0.3,
+        "max_completion_length": float(surrogate.PASSED_LENGTH), "completion_length": t,
     }  # fmt: skip
     return Case(name=name, inputs=inputs)
 
@@ -253,6 +261,10 @@ def _errors(s: Seen, options: Options, knobs: Knobs) -> Tensor:
         "only": lambda: error(_within(v, old - c, old + c), target),
         "around returns": lambda: error(_within(v, target - c, target + c), target),
         "around zero": lambda: torch.maximum(plain, error(v.clamp(-c, c), target)),
+        "around one": lambda: torch.maximum(plain, error(v.clamp(1 - c, 1 + c), target)),
+        "old": lambda: torch.maximum(plain, error(_within(old, v - c, v + c), target)),
+        "swapped": lambda: torch.maximum(plain, error(_within(v, old + c, old - c), target)),
+        "swapped only": lambda: error(_within(v, old + c, old - c), target),
         "relative": lambda: torch.maximum(plain, error(_within(v, old * (1 - c), old * (1 + c)), target)),
         "returns": lambda: error(v, _within(target, old - c, old + c)),
         "returns max": lambda: torch.maximum(plain, error(v, _within(target, old - c, old + c))),
@@ -396,7 +408,7 @@ def _weighed(subject: Subject, found: Judged) -> Any:
 
 
 PITFALLS = (
-    SIGN, CLIP_MIN, CLIP_ONLY, CLIP_CENTRE, CLIPS_RETURNS, CLIP_ONE_SIDED, CLIP_IGNORED, NO_SQUARE, TARGET_OLD, MOVING,
+    SIGN, CLIP_MIN, CLIP_ONLY, CLIP_CENTRE, CLIPS_RETURNS, CLIP_ONE_SIDED, CLIP_SWAPPED, CLIP_IGNORED, NO_SQUARE, TARGET_OLD, MOVING,
     TARGET_PART, DETACHED, SHIFT, surrogate.MASK_MISSING, surrogate.MASK_INVERTED, surrogate.MASK_SHIFT,
     surrogate.MASK_NUMERATOR, surrogate.PADDED_DENOMINATOR,
 )  # fmt: skip

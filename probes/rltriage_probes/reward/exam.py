@@ -39,7 +39,22 @@ OUTAGE = Pitfall(
     says="gives the score of a wrong answer where the grader itself has failed",
 )
 RANGE = Pitfall(id="REW-RANGE", family="reward-hole", says="pays amounts that its own documentation rules out")
-PITFALLS = (LENGTH, ORDER, STATE, RAISES, NONFINITE, HOLE, CONSTANT, INVERTED, OPEN_TAG, FORMAT, WINDOW, RANGE, OUTAGE, SEES)
+PITFALLS = (
+    LENGTH,
+    ORDER,
+    STATE,
+    RAISES,
+    NONFINITE,
+    HOLE,
+    CONSTANT,
+    INVERTED,
+    OPEN_TAG,
+    FORMAT,
+    WINDOW,
+    RANGE,
+    OUTAGE,
+    SEES,
+)
 
 _LENIENT = re.compile(
     r"contain|substring|sub_?em\b|\bmention|\bappear|\bincludes?\b|overlap|\bf1\b|fuzz|similar|partial|"
@@ -94,6 +109,12 @@ class Exam:
             for w in (own[0], min(own, key=lambda w: len(w.format.text))):
                 picks[kind, w.format.text] = w
         return list(picks.values())
+
+    @property
+    def costly(self) -> bool:
+        """Whether each score takes a process of its own, so that only few can be asked for."""
+        runs = bool(self.wins) and self.wins[0].kind.name in ("function", "program")
+        return runs and bool(re.search(r"subprocess|Popen|Process\(|create_subprocess", self.reading.code))
 
     @property
     def lenient(self) -> bool:

@@ -27,30 +27,36 @@ from rltriage_probes.texts import accidental, agrees, quote, violates
 PITFALLS = (CUT, FALLBACK, MISALIGNED, MISSED, RAISES, STATE, WINDOW, WRONG_ONE)
 
 _PROMISES_NONE = prose(
-    r"\b(or|else|otherwise|gives?|returns?|yields?|is|->) (an? )?(None\b|empty\b|blank\b|\"\"|''|``\"\"``|``''``)|"
-    r"(\bNone\b|\bempty string\b|\"\"|'')[^.;]{0,30}\b(if|when|where|for|unless|otherwise)\b|"
-    r"\b(if|when|where|no|without|otherwise|else)\b[^.;]{0,60}(\bNone\b|\bempty string\b|\"\"|'')"
+    r"\b(or|else|otherwise|gives?|returns?|yields?|is|->) (an? )?((?-i:None)\b|empty\b|blank\b|\"\"|''|"
+    r"``\"\"``|``''``)|"
+    r"(\b(?-i:None)\b|\bempty string\b|\"\"|'')[^.;]{0,30}\b(if|when|where|for|unless|otherwise)\b|"
+    r"\b(if|when|where|no|without|otherwise|else)\b[^.;]{0,60}(\b(?-i:None)\b|\bempty string\b|\"\"|'')"
 )
 _FALLS_BACK = prose(
-    r"\bfall(s|ing)? ?back|\bbackup\b|\b(else|otherwise|if not|or|without|no)\b[^.;]{0,60}\b(whole|full|entire|raw|last "
+    r"\bfall(s|ing)? ?back|\bbackup\b|\b(else|otherwise|if not|or|without|no)\b[^.;]{0,60}\b(whole|full|"
+    r"entire|raw|last "
     r"(number|line|word|sentence|integer)|unchanged|as[- ]is|(stripped )?(text|completion|response|input) itself)\b|"
     r"\b(whole|full|entire|raw) (text|completion|response|output|string|input)\b[^.;]{0,40}\b(if|when|where|otherwise)"
 )
 _PROMISES_RESULT = prose(
-    r"never raise|does not raise|doesn't raise|without raising|\bmalformed|unparse?able|(can't|cannot|fails? to) (be )?parse"
+    r"never raise|does not raise|doesn't raise|without raising|\bmalformed|unparse?able|(can't|cannot|"
+    r"fails? to) (be )?parse"
 )
 _RAISES = prose(r"\braises?\b(?! (no|nothing))|:raises|\bValueError\b|\berror (if|when)\b")
 _SEES_ALL = prose(
     r"\b(whole|entire|full|anywhere|wherever|all of)\b[^.;]{0,40}\b(response|completion|text|output|solution|string)?|"
     r"\blast\b[^.;]{0,60}\b(of|in) (the|a) (response|completion|text|output|solution|string)|"
-    r"\b(text|anything|whatever)\b[^.;]{0,30}\b(after|behind|follow)[^.;]{0,40}(ignored|allowed|doesn't|does not|no effect)"
+    r"\b(text|anything|whatever)\b[^.;]{0,30}\b(after|behind|follow)[^.;]{0,40}(ignored|allowed|doesn't|"
+    r"does not|no effect)"
 )
 _IGNORES = prose(
-    r"\b(text|anything|whatever|everything)\b[^.;]{0,30}\b(after|behind|follow)[^.;]{0,40}(ignored|dropped|cut|allowed|doesn't)"
+    r"\b(text|anything|whatever|everything)\b[^.;]{0,30}\b(after|behind|follow)[^.;]{0,40}(ignored|dropped|"
+    r"cut|allowed|doesn't)"
 )
 _LIMITED = prose(r"\b(last|first|final|trailing) \W?\d+|window|\btail\b|\bhead\b|truncat|\d+ (characters|chars|tokens)")
 _AT_END = prose(
-    r"\b(at the (very )?end|ends? (in|with)|last line|final line|end of the (response|completion|text|output|string))\b|"
+    r"\b(at the (very )?end|ends? (in|with)|last line|final line|end of the (response|completion|text|output|"
+    r"string))\b|"
     r"\bfirst line\b|\bstarts? with\b|\bbegin\w* (of|with)\b"
 )
 _ABOUT_MARKER = prose(
@@ -134,10 +140,11 @@ def _finds(exam: Exam) -> Check:
         kind = type(got.value).__name__ if got else "?"
         return agrees(probe, asks, f"gives the answer ({kinds}) as {kind} from: {', '.join(named[:4])}{more}")
     says = (
-        "the text comes back as it is; if it is to find an answer in a format, quote a well-formed completion in the docstring"
+        "the text comes back as it is; if it is to find an answer in a format"
         if wins
-        else "no completion was found from which the answer comes out; quote a well-formed completion in the docstring"
+        else "no completion was found from which the answer comes out"
     )
+    says += ", quote a well-formed completion in the docstring"
     return Check(probe=probe, asks=asks, outcome=Diverges(says=says))
 
 
@@ -188,7 +195,7 @@ def _malformed(exam: Exam) -> list[tuple[str, str]]:
     for win in exam.picks[:3]:
         found += [(f"{n} where the answer goes", win.format.write(a)) for n, a in _ODD_ANSWERS]
     found += [(f"the start of {w.format.name} and nothing else", w.parts[0]) for w in exam.picks[:3]]
-    return found + [("many digits", "#### " + "9" * 5000), ("deep nesting", "\\boxed{" * 300)]
+    return [*found, ("many digits", "#### " + "9" * 5000), ("deep nesting", "\\boxed{" * 300)]
 
 
 _ODD_ANSWERS = (
@@ -213,12 +220,12 @@ def _raising(exam: Exam) -> Check:
     everyday = {name for name, _ in answers.MALFORMED[: answers.ORDINARY]}
     promised = bool(_PROMISES_RESULT.search(exam.doc))
     meant = bool(_RAISES.search(exam.doc)) and not promised
-    hard = [
-        f
-        for f in failed
-        if not meant and exam.picks
-        and (promised or (accidental(f[2]) and (f[0] in everyday or "where the answer" in f[0] or f[0].startswith("the start"))))
-    ]  # fmt: skip
+
+    def usual(what: str) -> bool:
+        return what in everyday or "where the answer" in what or what.startswith("the start")
+
+    sure = bool(exam.picks) and not meant
+    hard = [f for f in failed if sure and (promised or (accidental(f[2]) and usual(f[0])))]
     name, text, e = (hard or failed)[0]
     if meant and all(not accidental(f[2]) for f in failed):
         return agrees(probe, asks, f"raises where there is no answer, as documented: {e.error}")
@@ -243,7 +250,8 @@ def _repeats(exam: Exam) -> Iterator[Check]:
     again = [exam.extractor.peek(t) for t in reversed(texts)][::-1]
     for text, a, b in zip(texts, first, again, strict=True):
         if a is not None and b is not None and repr(a.atoms) != repr(b.atoms):
-            says = f"the same completion gives two answers in two calls: {quote(text)} gives {quote(a.value)} and {quote(b.value)}"
+            given = f"{quote(text)} gives {quote(a.value)} and {quote(b.value)}"
+            says = f"the same completion gives two answers in two calls: {given}"
             yield violates(probe, asks, says, STATE)
             return
     stale = next((s for w in exam.picks if (s := _stale(exam, w))), "")
@@ -262,12 +270,12 @@ def _stale(exam: Exam, win: Win) -> str:
     got = [exam.extractor.peek(t) for t in texts]
     if any(g is None for g in got):
         return ""
-    swapped = [g.holds(a) for g, a in zip(got, pair[::-1], strict=True) if g is not None]
-    if (
-        swapped.count(True) == 1
-        and [g.holds(a) for g, a in zip(got, pair, strict=True) if g is not None].count(True) == 1
-    ):
-        return f"of two completions that end in {quote(texts[0][-40:])} and {quote(texts[1][-40:])} the second gives the first one's answer"
+    first, second = (g for g in got if g is not None)
+    own = first.holds(pair[0]), second.holds(pair[1])
+    others = first.holds(pair[1]), second.holds(pair[0])
+    if sorted(own) == sorted(others) == [False, True]:
+        ends = f"{quote(texts[0][-40:])} and {quote(texts[1][-40:])}"
+        return f"of two completions that end in {ends} one gives the other one's answer"
     return ""
 
 
@@ -289,7 +297,7 @@ def _nothing(exam: Exam) -> Iterator[Check]:
     seen: list[str] = []
     for text in (*_NOTHING, *_empty_markers(exam)):
         got = exam.extractor.peek(text)
-        if got is None or got.nothing:
+        if got is None or got.nothing or not re.search(r"\w", got.text):
             seen.append("None" if got is not None and got.value is None else "an empty answer")
             continue
         given = f"{quote(text)} gives {quote(got.value)}"
@@ -319,7 +327,9 @@ def _promises_none(doc: str) -> bool:
     return any(_PROMISES_NONE.search(s) for s in re.split(r"(?<=[.;])\s", doc) if not _ABOUT_BLANK.search(s))
 
 
-_ABOUT_BLANK = prose(r"\b(for|if|when|on)\b[^.;]{0,20}\b(blank|empty|falsy)\b[^.;]{0,12}\b(text|completion|input|response|string)")
+_ABOUT_BLANK = prose(
+    r"\b(for|if|when|on)\b[^.;]{0,20}\b(blank|empty|falsy)\b[^.;]{0,12}\b(text|completion|input|response|string)"
+)
 
 
 def _empty_markers(exam: Exam) -> Iterator[str]:
@@ -517,7 +527,9 @@ def _window(exam: Exam) -> Iterator[Check]:
         right = win.format.write(win.kind.gold)
         far = filler(700)
         if _falls(exam, win, f"{right}\n{NEUTRAL}", f"{right}\n{far}"):
-            says = f"the answer in {quote(right)} is found with {len(NEUTRAL)} characters behind it and not with {len(far)}"
+            says = (
+                f"the answer in {quote(right)} is found with {len(NEUTRAL)} characters behind it, not with {len(far)}"
+            )
             hard = _SEES_ALL.search(exam.doc) and not _LIMITED.search(exam.doc)
             yield violates(
                 probe, asks, says, WINDOW, severity="hard" if hard else "soft", numbers={"characters": float(len(far))}
@@ -591,7 +603,8 @@ def _rows(exam: Exam) -> Iterator[Check]:
         return
     for text, a, b, c in zip(texts, alone, together, turned[::-1], strict=True):
         if not repr(a.atoms) == repr(b.atoms) == repr(c.atoms):
-            says = f"alone and in a batch a completion gives two answers: {quote(text)} gives {quote(a.value)} and {quote(b.value)}"
+            given = f"{quote(text)} gives {quote(a.value)} and {quote(b.value)}"
+            says = f"alone and in a batch a completion gives two answers: {given}"
             yield violates(probe, asks, says, MISALIGNED)
             return
     yield agrees(probe, asks, "one answer for each completion, whatever stands beside it")

@@ -45,7 +45,7 @@ class Found:
 
     @property
     def nothing(self) -> bool:
-        return not any(_unboxed(a.strip()) if isinstance(a, str) else not math.isnan(a) for a in self.atoms)
+        return not any(_unboxed(a.strip()).strip() if isinstance(a, str) else not math.isnan(a) for a in self.atoms)
 
     @property
     def text(self) -> str:

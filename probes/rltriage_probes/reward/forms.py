@@ -14,11 +14,13 @@ from rltriage_probes.texts import agrees, quote, violates
 
 NUMERIC = prose(r"\b(numbers?|numeric\w*|numerals?|floats?|decimals?|values?)\b")
 _UNSIGNED = prose(
-    r"non-?negative|positive|natural|unsigned|magnitude|absolute|\b0\s*(-|–|to|\.\.)\s*\d|\bcount|\baime\b|digits? only|\bdigits\b"
+    r"non-?negative|positive|natural|unsigned|magnitude|absolute|\b0\s*(-|–|to|\.\.)\s*\d|\bcount|\baime\b|"
+    r"digits? only|\bdigits\b"
 )
 _WHOLE = prose(r"\bintegers?\b|\bints?\b|\bwhole numbers?\b|\bdigits?\b")
 _KEPT = prose(
-    r"\b(kept|keeps?|preserv\w*|not (removed|stripped|touched|dropped)|remains?|stays?|verbatim)\b|n't (strip|remov|touch|drop)"
+    r"\b(kept|keeps?|preserv\w*|not (removed|stripped|touched|dropped)|remains?|stays?|verbatim)\b|n't (strip|"
+    r"remov|touch|drop)"
 )
 _ONE_WORD = prose(
     r"\b(one|single|first|last) (word|token|letter|option|choice|character)\b|\bletter\b|\bword\b|\boption\b"
@@ -60,7 +62,7 @@ _FORMS = (
     Form(name="a decimal number", kind="number", answer="14.5", right=("14.5",), unless=_WHOLE,
          promise=prose(r"\bdecimals?\b|\bfloats?\b|\bnumbers?\b|\bnumeric")),
     Form(name="a number that ends in zeros", kind="number", answer="1400", right=("1400",), always=True,
-         unless=prose(r"\b999\b|\bthree digits")),
+         unless=prose(r"\b999\b|\bthree digits|\baime\b")),
     Form(name="zero", kind="number", answer="0", right=("0",), always=True),
     Form(name="a number of one digit", kind="number", answer="7", right=("7",), always=True),
     Form(name="a small decimal number", kind="number", answer="0.05", right=("0.05",), unless=_WHOLE,
@@ -74,7 +76,8 @@ _FORMS = (
     Form(name="a number with its unit", kind="number", answer="142 cm", right=("142",), asked=False,
          promise=_removes(r"\bunits?\b(?! test)"), left="cm"),
     Form(name="a number with a full stop", kind="number", answer="142.", right=("142",), asked=False,
-         promise=_removes(r"\b(trailing|final|closing) (full stops?|periods?|dots?|punctuation)|\bpunctuation\b"), left=r"\.$"),
+         promise=_removes(r"\b(trailing|final|closing) (full stops?|periods?|dots?|punctuation)|\bpunctuation\b"),
+         left=r"\.$"),
     Form(name="an answer between blanks", kind="number", answer="  142  ", right=("142",), asked=False,
          promise=_removes(r"\bwhite ?-?space|\bblanks?\b|\bspaces\b|\bsurrounding (blanks|spaces)"), left=r"^\s|\s$"),
     Form(name="a word between blanks", kind="word", answer="  zebra  ", right=("zebra",), asked=False,
@@ -86,7 +89,8 @@ _FORMS = (
     Form(name="an answer in capitals", kind="word", answer="ZEBRA", right=("zebra",), asked=False,
          promise=prose(r"\blower-?cased?\b|\bin lower case\b"), left="[A-Z]"),
     Form(name="a small option letter", kind="option letter", answer="b", right=("B",), asked=False,
-         promise=prose(r"\bcase-?insensitiv|\bupper-?cased?\b|\bin upper case\b|\bregardless of (letter )?case|(?<!\bin )\bany case\b")),
+         promise=prose(r"\bcase-?insensitiv|\bupper-?cased?\b|\bin upper case\b|\bregardless of (letter )?case|"
+                       r"(?<!\bin )\bany case\b")),
     Form(name="a fraction in LaTeX", kind="word", answer="\\frac{3}{7}", right=("\\frac{3}{7}", "3/7"), boxed=True,
          promise=prose(r"\bnested\b|\bbalanced\b|\bbraces\b|\\\\?d?frac\b|\blatex\b")),
     Form(name="braces inside braces", kind="word", answer="x^{\\frac{1}{2}}", boxed=True,
@@ -95,9 +99,11 @@ _FORMS = (
          promise=prose(r"\bmulti-?word|\bseveral words|\bphrases?\b")),
     Form(name="an answer on a line of its own", kind="*", answer="\n@\n", right=("@",),
          promise=prose(r"\bmulti-?line|\bseveral lines|\b(line ?breaks?|newlines?)\b|\bspans? lines")),
-    Form(name="an answer of two lines", kind="word", answer="red fox\nblue owl", right=("red fox\nblue owl",), asked=False,
+    Form(name="an answer of two lines", kind="word", answer="red fox\nblue owl", asked=False,
+         right=("red fox\nblue owl",),
          promise=prose(r"\bmulti-?line|\bseveral lines|\bspans? (several |many )?lines|\bacross lines")),
-    Form(name="a pair in brackets", kind="word", answer="(3, 5)", right=("(3, 5)",), boxed=True, promise=prose(r"\btuples?\b|\bpairs?\b|\bintervals?\b|\bcoordinates?\b")),
+    Form(name="a pair in brackets", kind="word", answer="(3, 5)", right=("(3, 5)",), boxed=True,
+         promise=prose(r"\btuples?\b|\bpairs?\b|\bintervals?\b|\bcoordinates?\b")),
 )  # fmt: skip
 
 
@@ -107,6 +113,7 @@ def check(exam: Exam) -> Iterator[Check]:
     broken: list[tuple[Form, str, Found]] = []
     doubted: list[tuple[Form, str, Found]] = []
     lost: list[tuple[Form, str, Found]] = []
+    silent = exam.extractor.peek("I do not know.")
     for form in _FORMS:
         promised = _promised(form, exam)
         if not (promised or form.asked) or (form.unless is not None and form.unless.search(exam.reading.prose)):
@@ -115,8 +122,9 @@ def check(exam: Exam) -> Iterator[Check]:
         if bad is None:
             continue
         text, got = bad
-        cut = not got.nothing
-        if (form.always and form.answer in text) or (cut and _unbalanced(got, form)):
+        cut = not got.nothing and (silent is None or got.atoms != silent.atoms)
+        short = len(form.answer) == 1
+        if (form.always and (cut or short)) or (cut and _unbalanced(got, form)):
             lost.append((form, text, got))
         elif promised and (cut or not _NUMBERS_ONLY.search(form.name)):
             broken.append((form, text, got))
@@ -167,6 +175,8 @@ def _refused(exam: Exam, form: Form, promised: bool) -> tuple[str, Found] | None
         wins = [w for w in exam.wins if "\\boxed{" in w.format.text and w.kind.name == "word"][:2]
     bad: list[tuple[str, Found]] = []
     for win in wins:
+        if form.answer.endswith(".") and win.parts[1].startswith("."):
+            continue  # two full stops are no full stop
         text = win.format.write(form.answer.replace("@", win.kind.gold))
         got = exam.extractor.peek(text)
         if got is None:

@@ -69,7 +69,7 @@ def check(exam: Exam) -> Iterator[Check]:
         if exam.scorer.late:
             break
         hits += _hits(exam, win)
-    if not (exam.scorer.late or exam.scorer.slow):
+    if not (exam.scorer.late or exam.costly):
         hits += _once(exam, exam.picks[0])
     if not hits:
         yield agrees(

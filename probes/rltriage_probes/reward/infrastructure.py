@@ -12,7 +12,7 @@ import math
 import re
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from rltriage_probes.contract import Check
@@ -22,29 +22,39 @@ from rltriage_probes.texts import agrees, quote, violates
 
 _NETWORK = re.compile(
     r"\b(requests|httpx|aiohttp|urllib\.request|urllib3|grpc|websockets?)\b|\burlopen\(|\bsocket\.|"
-    r"\.chat\.completions\b|\.responses\.create\(|\.messages\.create\(|\.generate_content\(|\blitellm\b|\bacompletion\(|"
-    r"\bopenai\b|\banthropic\b|InferenceClient|\b(sandbox|judge|grader|rm|reward_model|verifier|api)_?(client|server|url|"
+    r"\.chat\.completions\b|\.responses\.create\(|\.messages\.create\(|\.generate_content\(|\blitellm\b|"
+    r"\bacompletion\(|"
+    r"\bopenai\b|\banthropic\b|InferenceClient|\b(sandbox|judge|grader|rm|reward_model|verifier|api)_?(client|"
+    r"server|url|"
     r"endpoint|service)\b"
 )
-_PROCESS = re.compile(r"\bsubprocess\.|\bPopen\(|\bcheck_output\(|create_subprocess_|\bmultiprocessing\b|\bdocker\b|\bsandbox\b")
+_PROCESS = re.compile(
+    r"\bsubprocess\.|\bPopen\(|\bcheck_output\(|create_subprocess_|\bmultiprocessing\b|\bdocker\b|\bsandbox\b"
+)
 _JUDGE = re.compile(
     r"\.chat\.completions\b|\.responses\.create\(|\.messages\.create\(|\.generate_content\(|\blitellm\b|\bacompletion\("
 )
 _OUTSIDE = re.compile(
     r"^(requests|httpx|aiohttp|urllib|session|client|subprocess|openai|litellm|socket|docker|grpc|sandbox)\b|"
-    r"\b(post|urlopen|Popen|check_output|create_subprocess_exec|communicate)$|completions\.create$|sandbox|judge|_client\b|"
+    r"\b(post|urlopen|Popen|check_output|create_subprocess_exec|communicate)$|completions\.create$|sandbox|"
+    r"judge|_client\b|"
     r"\bclient\."
 )
 _TRANSPORT = re.compile(r"Connection|Timeout|Request|HTTP|URLError|OSError|IOError|APIError|Transport|Socket|RateLimit")
 _SAYS_OTHERWISE = prose(
-    r"\b(None|NaN|nan|raises?|abstain\w*|skipp?\w*|mask\w*|excluded?|retr(y|ies))\b[^.;]{0,60}\b(unreachable|unavailable|outage|"
+    r"\b(None|NaN|nan|raises?|abstain\w*|skipp?\w*|mask\w*|excluded?|retr(y|ies))\b[^.;]{0,60}\b(unreachable|"
+    r"unavailable|outage|"
     r"infra\w*|time-?outs?|times? out|network|sandbox|judge|server|service|connection)\b|"
-    r"\b(unreachable|unavailable|outage|infra\w*|time-?outs?|times? out|network|sandbox|judge|server|service|connection)\b[^.;]{0,60}"
-    r"\b(None|NaN|nan|raises?|abstain\w*|skipp?\w*|excluded?|never (counts|scored|scores|0|zero)|not (a |scored |counted )?(0|zero|wrong))\b"
+    r"\b(unreachable|unavailable|outage|infra\w*|time-?outs?|times? out|network|sandbox|judge|server|service|"
+    r"connection)\b[^.;]{0,60}"
+    r"\b(None|NaN|nan|raises?|abstain\w*|skipp?\w*|excluded?|never (counts|scored|scores|0|zero)|not (a |"
+    r"scored |counted )?(0|zero|wrong))\b"
 )
 _ADMITS = prose(
-    r"\b(unreachable|unavailable|outage|infra\w*|time-?outs?|times? out|fails?|failures?|errors?|exceptions?)\b[^.;]{0,50}"
-    r"\b(0(\.0)?|zero|-1(\.0)?|wrong|lowest|worst)\b|\b(0(\.0)?|zero)\b[^.;]{0,50}\b(unreachable|time-?out|fails?|errors?|exceptions?)"
+    r"\b(unreachable|unavailable|outage|infra\w*|time-?outs?|times? out|fails?|failures?|errors?|"
+    r"exceptions?)\b[^.;]{0,50}"
+    r"\b(0(\.0)?|zero|-1(\.0)?|wrong|lowest|worst)\b|\b(0(\.0)?|zero)\b[^.;]{0,50}\b(unreachable|time-?out|"
+    r"fails?|errors?|exceptions?)"
 )
 
 
@@ -58,7 +68,7 @@ def is_judge(reading: Reading) -> bool:
 
 
 @contextlib.contextmanager
-def no_network() -> Iterator[None]:
+def no_network() -> Generator[None, None, None]:
     """Every connection is refused."""
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -74,7 +84,7 @@ def no_network() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_processes() -> Iterator[None]:
+def no_processes() -> Generator[None, None, None]:
     """No process can be started, as on a machine that is out of them."""
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -88,7 +98,7 @@ def no_processes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _replaced(owner: Any, name: str, value: Any) -> Generator[None, None, None]:
     missing = object()
     own = vars(owner).get(name, missing)
     setattr(owner, name, value)
@@ -130,11 +140,16 @@ def _constant(handler: ast.ExceptHandler) -> str:
         value: ast.AST | None = None
         if isinstance(node, ast.Raise):
             return ""
-        if isinstance(node, ast.Return):
+        if isinstance(node, ast.Return) or (
+            isinstance(node, ast.Assign) and re.search(r"score|reward|result|value", ast.unparse(node.targets[0]))
+        ):
             value = node.value
-        elif isinstance(node, ast.Assign) and re.search(r"score|reward|result|value", ast.unparse(node.targets[0])):
-            value = node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append" and node.args:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "append"
+            and node.args
+        ):
             value = node.args[0]
         if value is None:
             continue
@@ -163,7 +178,9 @@ def check(exam: Exam) -> Iterator[Check]:
     elif admits:
         yield agrees(probe, asks, f"{says}, as documented")
     else:
-        yield violates(probe, asks, f"{says}. A group's advantages then reward luck: is that meant?", OUTAGE, severity="soft")
+        yield violates(
+            probe, asks, f"{says}. A group's advantages then reward luck: is that meant?", OUTAGE, severity="soft"
+        )
 
 
 def _measured(exam: Exam) -> str | None:

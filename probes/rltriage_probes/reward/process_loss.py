@@ -18,7 +18,7 @@ from torch.nn import functional
 from rltriage_probes import probing
 from rltriage_probes.loss import surrogate
 from rltriage_probes.model import Axis, Option, Pitfall, Subject
-from rltriage_probes.reward.reward_pairs import PROMISES_MEAN
+from rltriage_probes.reward.reward_pairs import DETACHED, NO_LOG, PROMISES_MEAN, REDUCTION, SIGN
 from rltriage_probes.solver import Knobs, Options, Result, Seen
 
 DOUBLE = Pitfall(
@@ -26,24 +26,20 @@ DOUBLE = Pitfall(
     family="normalisation",
     says="hands probabilities to a loss that normalises logits itself, so the loss can't fall below a floor",
 )
-NO_LOG = Pitfall(
-    id="PRM-NO-LOG", family="normalisation", says="takes probabilities or raw logits where log-probabilities belong"
+SHIFT = Pitfall(
+    id="PRM-SHIFT", family="shift", says="judges each step with the logits of another position than it means"
 )
-SHIFT = Pitfall(id="PRM-SHIFT", family="shift", says="judges each step with the logits of another position than it means")
 IGNORED = Pitfall(
     id="PRM-IGNORE", family="loss-masking", says="counts positions that are no end of a step (label -100)"
 )
 EXCHANGED = Pitfall(id="PRM-LABELS", family="sign", says="exchanges good and bad steps")
-SIGN = Pitfall(id="PRM-LOSS-SIGN", family="sign", says="returns minus the loss, so that a step makes it worse")
 CANDIDATES = Pitfall(
     id="PRM-CANDIDATES",
     family="normalisation",
     says="is given the two judgement tokens and normalises over the whole vocabulary",
 )
-COUNT = Pitfall(id="PRM-COUNT", family="denominator", says="divides by another count than the number of steps")
-DETACHED = Pitfall(id="PRM-DETACHED", family="gradient-cut", says="lets no gradient flow to the scores of the steps")
 
-ALL = (DOUBLE, NO_LOG, SHIFT, IGNORED, EXCHANGED, SIGN, CANDIDATES, COUNT, DETACHED)
+ALL = (DOUBLE, SHIFT, IGNORED, EXCHANGED, CANDIDATES)
 DIFFERENTIATED = ("step_logits", "step_scores")
 IGNORE = -100
 ROWS, WIDTH, CLASSES = 4, 7, 4
@@ -78,7 +74,9 @@ def axes(subject: Subject, have: frozenset[str], seen: Sequence[Seen]) -> tuple[
         _binary() if scored else _classes(have), _form(scored), _shift(subject, scored), _mask(), _labels(),
         Axis(name="sign", options=(Option(name="plus", standing="standard"), probing.as_pitfall("minus", SIGN))),
         _reduction(subject, seen),
-        Axis(name="gradient", options=(Option(name="flows", standing="standard"), probing.as_pitfall("none", DETACHED))),
+        Axis(
+            name="gradient", options=(Option(name="flows", standing="standard"), probing.as_pitfall("none", DETACHED))
+        ),
     )  # fmt: skip
 
 
@@ -124,8 +122,19 @@ def _form(scored: bool) -> Axis:
 
 
 def _shift(subject: Subject, scored: bool) -> Axis:
-    said = probing.claims(subject, r"no shift", r"placeholder", r"position t of", r"aligned", r"same position", r"not shifted")
-    predicts = probing.claims(subject, r"next[- ]token", r"shifted inside", r"predicts the (next|label)", r"one position (later|earlier)")
+    said = probing.claims(
+        subject,
+        r"no shift",
+        r"placeholder",
+        r"position t of",
+        r"(own|its) position",
+        r"aligned",
+        r"same position",
+        r"not shifted",
+    )
+    predicts = probing.claims(
+        subject, r"next[- ]token", r"shifted inside", r"predicts the (next|label)", r"one position (later|earlier)"
+    )
     aligned = Option(name="aligned", says="" if scored else "logits judge their own position")
     inside = Option(name="inside", says="logits judge the next position")
     options = [
@@ -150,21 +159,26 @@ def _mask() -> Axis:
 
 
 def _labels() -> Axis:
-    return Axis(name="labels", options=(Option(name="right", standing="standard"), probing.as_pitfall("exchanged", EXCHANGED)))
+    return Axis(
+        name="labels", options=(Option(name="right", standing="standard"), probing.as_pitfall("exchanged", EXCHANGED))
+    )
 
 
 def _reduction(subject: Subject, seen: Sequence[Seen]) -> Axis:
     if seen[0].value.dim() > 0:
-        return Axis(name="reduction", options=(Option(name="none", standing="standard", says="one loss a step"),
-                                               Option(name="rows", says="mean over the steps of each solution")))  # fmt: skip
+        options = (
+            Option(name="none", standing="standard", says="one loss a step"),
+            Option(name="rows", says="mean over the steps of each solution"),
+        )
+        return Axis(name="reduction", options=options)
     summed = Option(name="sum", says="sum over the steps")
     return Axis(
         name="reduction",
         options=(
             Option(name="mean", standing="standard", says="mean over the steps"),
             Option(name="solutions", says="mean over steps, then over solutions"),
-            probing.wrong_here(summed, COUNT, probing.claims(subject, *PROMISES_MEAN)),
-            *(probing.as_pitfall(n, COUNT) for n in ("positions", "per row", "half", "double")),
+            probing.wrong_here(summed, REDUCTION, probing.claims(subject, *PROMISES_MEAN)),
+            *(probing.as_pitfall(n, REDUCTION) for n in ("positions", "per row", "half", "double")),
         ),
     )
 
@@ -207,7 +221,8 @@ def _of_numbers(z: Tensor, y: Tensor, form: str) -> Tensor:
     bce: Callable[[Tensor], Tensor] = lambda x: functional.binary_cross_entropy_with_logits(x, target, reduction="none")  # noqa: E731
     return {
         "bce": lambda: bce(z), "mse of sigmoid": lambda: (z.sigmoid() - target) ** 2, "mse": lambda: (z - target) ** 2,
-        "bce of sigmoid": lambda: bce(z.sigmoid()), "probability": lambda: -(target * z.sigmoid() + (1 - target) * (-z).sigmoid()),
+        "bce of sigmoid": lambda: bce(z.sigmoid()),
+        "probability": lambda: -(target * z.sigmoid() + (1 - target) * (-z).sigmoid()),
         "bce of probabilities": lambda: -(target * z.log() + (1 - target) * (1 - z).log()),
     }[form]()  # fmt: skip
 
@@ -217,7 +232,11 @@ def _of_classes(z: Tensor, y: Tensor, o: Options) -> Tensor:
     if o["classes"] == "two":
         z, at = z[..., [GOOD, BAD]], (y == BAD).long()
     elif o["classes"] == "difference":
-        return _of_numbers(z[..., GOOD] - z[..., BAD], y, {"cross entropy": "bce", "of softmax": "bce of sigmoid"}.get(o["form"], "probability"))
+        return _of_numbers(
+            z[..., GOOD] - z[..., BAD],
+            y,
+            {"cross entropy": "bce", "of softmax": "bce of sigmoid"}.get(o["form"], "probability"),
+        )
     pick: Callable[[Tensor], Tensor] = lambda x: x.gather(-1, at.unsqueeze(-1)).squeeze(-1)  # noqa: E731
     return {
         "cross entropy": lambda: -pick(z.log_softmax(-1)), "of softmax": lambda: -pick(z.softmax(-1).log_softmax(-1)),
@@ -230,9 +249,8 @@ def _reduced(losses: Tensor, counted: Tensor, how: str) -> Tensor:
     kept = losses * counted
     return {
         "none": lambda: losses[counted > 0], "rows": lambda: kept.sum(-1) / counted.sum(-1).clamp(min=1),
-        "mean": lambda: kept.sum() / counted.sum(), "sum": lambda: kept.sum(), "positions": lambda: kept.mean(),
-        "solutions": lambda: (kept.sum(-1) / counted.sum(-1).clamp(min=1)).mean(),
+        "mean": lambda: kept.sum() / counted.sum(), "sum": kept.sum, "positions": kept.mean,
+        "solutions": (kept.sum(-1) / counted.sum(-1).clamp(min=1)).mean,
         "per row": lambda: kept.sum() / len(losses), "half": lambda: kept.sum() / counted.sum() / 2,
         "double": lambda: 2 * kept.sum() / counted.sum(),
     }[how]()  # fmt: skip
-

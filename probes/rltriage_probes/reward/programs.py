@@ -58,6 +58,10 @@ def _io(program: str) -> dict[str, list[str]]:
     return {"inputs": inputs, "outputs": outputs}
 
 
+def _verification(program: str) -> dict[str, Any]:
+    return {"language": "python", "test_cases": _records(program, input="input", output="output", type="")}
+
+
 def _gold(name: str, write: Callable[[str], Any]) -> Gold:
     return Gold(name, write)
 
@@ -69,7 +73,12 @@ FUNCTION_GOLDS = (
     _gold("calls with their results", _calls),
     _gold("JSON of calls with their results", lambda p: json.dumps(_calls(p))),
     _gold("dict with asserts", lambda p: {"tests": _asserts(p), "test_list": _asserts(p), "test_cases": _asserts(p)}),
-    _gold("a check function", lambda p: "def check(candidate):\n" + "".join(f"    {t.replace('combine', 'candidate')}\n" for t in _asserts(p))),
+    _gold(
+        "a check function",
+        lambda p: (
+            "def check(candidate):\n" + "".join(f"    {t.replace('combine', 'candidate')}\n" for t in _asserts(p))
+        ),
+    ),
 )
 PROGRAM_GOLDS = (
     _gold("inputs and outputs", _io),
@@ -77,8 +86,8 @@ PROGRAM_GOLDS = (
     _gold("list of input and output", lambda p: _records(p, input="input", output="output")),
     _gold("JSON list of input and output", lambda p: json.dumps(_records(p, input="input", output="output"))),
     _gold("list of input and expected output", lambda p: _records(p, input="input", output="expected_output")),
-    _gold("verification record", lambda p: {"language": "python", "test_cases": _records(p, input="input", output="output", type="")}),
-    _gold("JSON of a verification record", lambda p: json.dumps({"language": "python", "test_cases": _records(p, input="input", output="output", type="")})),
+    _gold("verification record", _verification),
+    _gold("JSON of a verification record", lambda p: json.dumps(_verification(p))),
 )  # fmt: skip
 
 FORMATS = (
@@ -97,7 +106,9 @@ def runs_code(reading: Reading) -> bool:
 
 def in_process(reading: Reading) -> bool:
     """Whether the code runs in this very process, where it could end it."""
-    return bool(re.search(r"(?<![\w.])exec\(", reading.code)) and not re.search(r"subprocess|Popen|Process\(", reading.code)
+    return bool(re.search(r"(?<![\w.])exec\(", reading.code)) and not re.search(
+        r"subprocess|Popen|Process\(", reading.code
+    )
 
 
 def canaries(reading: Reading) -> tuple[tuple[str, str], ...]:

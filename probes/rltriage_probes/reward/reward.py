@@ -119,6 +119,7 @@ def _examined(subject: Subject, reading: Reading) -> Iterator[Check]:
         yield from promises.forms(exam)
         yield from promises.tolerance(exam)
         yield from promises.golds(exam)
+        yield from _appended(exam)
         yield from _window(exam)
     yield from _format(exam)
     yield from promises.length(exam)
@@ -320,7 +321,7 @@ def _convention(exam: Exam) -> str:
 def _score_malformed(exam: Exam) -> list[tuple[str, Item]]:
     best = exam.best[0].format if exam.wins else None
     items = [(name, Item(text, exam.default_gold())) for name, text in answers.wrapped_malformed(best)]
-    if exam.scorer.slow:
+    if exam.costly:
         items = items[: answers.ORDINARY]
     for name, item in items:
         exam.scorer.one(item, name)
@@ -390,7 +391,9 @@ def _finite(exam: Exam) -> Check:
         item, value = log.nonfinite[0]
         says = f"{quote(item.text)} earns {value}"
         documented = math.isnan(value) and _ABSTAINS.search(exam.doc)
-        return violates(probe, asks, says, NONFINITE, severity="soft" if documented else "hard")
+        numbers = {"share of all scores": len(log.nonfinite) / (len(log.nonfinite) + log.scored)}
+        severity: Severity = "soft" if documented else "hard"
+        return violates(probe, asks, says, NONFINITE, severity=severity, numbers=numbers)
     abstains = f"; abstains (None) on {log.abstained} completions" if log.abstained else ""
     return agrees(probe, asks, f"finite{abstains}")
 
@@ -441,10 +444,8 @@ def _mixed(exam: Exam) -> list[Item]:
     items = [i for i in items if i.text not in bad]
     if bad and not exam.scorer.late:  # others may raise in the same way
         items = [i for i in items if exam.scorer.failure(i) is None]
-    if exam.scorer.late:  # a slow function: what is left of the time is for two small batches
+    if exam.scorer.late or exam.costly:  # a slow function: what is left of the time is for two small batches
         items = items[: 2 * exam.scorer.group]
-    elif exam.scorer.slow:
-        items = items[: 4 * exam.scorer.group]
     return items[: len(items) - len(items) % exam.scorer.group] or items
 
 
@@ -569,6 +570,32 @@ def _window(exam: Exam) -> Iterator[Check]:
             return
     if exam.wins:
         yield agrees(probe, asks, "text in front of the answer or behind it opens no window")
+
+
+def _appended(exam: Exam) -> Iterator[Check]:
+    """A sentence behind a right answer: allowed in some format, or not at all."""
+    probe, asks = "reward.appended", "does a sentence behind the right answer change its reward?"
+    marked = [w for w in exam.picks if w.format.text != "@" and w.kind.name in ("number", "word", "option letter")]
+    if not marked:
+        return
+    items = [Item(f"{w.item(w.kind.gold).text}\n{NEUTRAL}", w.item(w.kind.gold).gold) for w in marked]
+    kept = [exam.accepts(w, i) for w, i in zip(marked, items, strict=True)]
+    if any(kept):
+        yield agrees(probe, asks, "a sentence behind the answer is allowed")
+    elif _IGNORES.search(exam.doc):
+        says = (
+            f"the docstring lets text follow the answer, and {quote(items[0].text)} earns no more than a wrong answer"
+        )
+        yield violates(probe, asks, says, FORMAT)
+    else:
+        yield agrees(probe, asks, "the answer has to end the completion")
+
+
+_IGNORES = re.compile(
+    r"\b(text|anything|whatever|everything)\b[^.;]{0,30}\b(after|behind|follow\w*)\b[^.;]{0,40}"
+    r"\b(ignored|allowed|doesn't|does not|no effect|not matter)",
+    re.I,
+)
 
 
 def _falls(exam: Exam, win: Win, right: Item, short: str, long: str, behind: bool) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +25,14 @@ from rltriage_probes.solver import Knobs, Options, Result, Seen
 
 logsigmoid = functional.logsigmoid
 
-SWAPPED = Pitfall(id="RM-SWAPPED", family="sign", says="exchanges the two answers, so the rejected one is scored higher")
+SWAPPED = Pitfall(
+    id="RM-SWAPPED", family="sign", says="exchanges the two answers, so the rejected one is scored higher"
+)
 SIGN = Pitfall(id="RM-LOSS-SIGN", family="sign", says="returns minus the loss, so that a step makes it worse")
 NO_LOG = Pitfall(
     id="RM-NO-LOG",
     family="normalisation",
-    says="uses the sigmoid itself (or a log of another base), so pairs that are far wrong give no gradient",
+    says="uses a probability or a raw score where its natural log belongs, so what is far wrong gives no gradient",
 )
 OVERFLOW = Pitfall(
     id="RM-OVERFLOW", family="nonfinite", says="takes the log of a sigmoid that rounds to 0, which gives inf and NaN"
@@ -49,10 +52,16 @@ LAST_TOKEN = Pitfall(
 )
 PADDING = Pitfall(id="RM-PADDING", family="mask-missing", says="averages scores over padding")
 PAIRS = Pitfall(
-    id="RM-PAIRS", family="denominator", says="compares other pairs of a ranking than better with worse, or miscounts them"
+    id="RM-PAIRS",
+    family="denominator",
+    says="compares other pairs of a ranking than better with worse, or miscounts them",
 )
-REDUCTION = Pitfall(id="RM-REDUCTION", family="denominator", says="divides by another count than the number of pairs")
-DETACHED = Pitfall(id="RM-DETACHED", family="gradient-cut", says="lets no gradient flow to one of the scores, or to both")
+REDUCTION = Pitfall(
+    id="RM-REDUCTION", family="denominator", says="divides by another count than the number of pairs or steps"
+)
+DETACHED = Pitfall(
+    id="RM-DETACHED", family="gradient-cut", says="lets no gradient flow to one of the scores, or to both"
+)
 
 ALL = (SWAPPED, SIGN, NO_LOG, OVERFLOW, MARGIN, CENTRE, LAST_TOKEN, PADDING, PAIRS, REDUCTION, DETACHED)
 
@@ -71,7 +80,11 @@ DIFFERENTIATED = (
 def comparisons(name: str) -> dict[str, object]:
     """Scores in every form: one an answer, one a token, both answers in one batch, K ranked answers."""
     g = probing.generator("comparisons, " + name)
-    inputs: dict[str, object] = {"pad_token_id": PAD, "center_coef": 0.3 if name != NAMES[1] else 0.05, "temperature": 1.0}
+    inputs: dict[str, object] = {
+        "pad_token_id": PAD,
+        "center_coef": 0.3 if name != NAMES[1] else 0.05,
+        "temperature": 1.0,
+    }
     ids: dict[str, Tensor] = {}
     for side in SIDES:
         width = WIDTH if side == "chosen" else OTHER_WIDTH
@@ -90,8 +103,28 @@ def comparisons(name: str) -> dict[str, object]:
     for kind in ("rewards", "lengths"):
         inputs[f"pair_{kind}"] = torch.cat([_tensor(inputs, f"{s}_{kind}") for s in SIDES])
     inputs["ranked_rewards"] = 1.5 * torch.randn(PROMPTS, RANKED, generator=g)
-    inputs["pair_margin"] = torch.full((ROWS,), 0.5) if name == NAMES[2] else 1.3 * torch.rand(ROWS, generator=g) + 0.1
+    inputs["margin"] = torch.full((ROWS,), 0.5) if name == NAMES[2] else 1.3 * torch.rand(ROWS, generator=g) + 0.1
     return inputs
+
+
+def padded_in_front(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The same answers with their padding in front of them."""
+    out = dict(inputs)
+    for side in (*SIDES, "pair"):
+        order = inputs[f"{side}_mask"].long().argsort(dim=1, stable=True)
+        for kind in ("mask", "ids", "token_rewards"):
+            out[f"{side}_{kind}"] = inputs[f"{side}_{kind}"].gather(1, order)
+    return out
+
+
+def padding_inside(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The same answers with a padding id at the second of their tokens, as an end of turn leaves one."""
+    out = dict(inputs)
+    for side in (*SIDES, "pair"):
+        ids = inputs[f"{side}_ids"].clone()
+        ids[0, 1] = PAD
+        out[f"{side}_ids"] = ids
+    return out
 
 
 def _tensor(inputs: Mapping[str, object], word: str) -> Tensor:
@@ -136,7 +169,9 @@ def _loss() -> Axis:
     return Axis(
         name="loss",
         options=(
-            Option(name="log", standing="standard", says="Bradley-Terry, -log sigmoid", source="arXiv:2203.02155 eq. 1"),
+            Option(
+                name="log", standing="standard", says="Bradley-Terry, -log sigmoid", source="arXiv:2203.02155 eq. 1"
+            ),
             Option(name="hinge", says="ranking hinge at a margin of 1", source="torch MarginRankingLoss"),
             Option(name="hinge at 0", says="ranking hinge at 0", source="RRHF, arXiv:2304.05302"),
             Option(name="exponential", says="exponential ranking loss"),
@@ -146,13 +181,15 @@ def _loss() -> Axis:
 
 
 def _margin(have: frozenset[str]) -> Axis:
-    if "pair_margin" not in have:
+    if "margin" not in have:
         return Axis(name="margin", options=(Option(name="none", standing="standard"),))
     wrong = ("plus", "none", "times", "outside")
     return Axis(
         name="margin",
         options=(
-            Option(name="minus", standing="standard", says="margin of each pair", source="Llama 2, arXiv:2307.09288 eq. 2"),
+            Option(
+                name="minus", standing="standard", says="margin of each pair", source="Llama 2, arXiv:2307.09288 eq. 2"
+            ),
             *(probing.as_pitfall(n, MARGIN) for n in wrong),
         ),
     )
@@ -216,7 +253,16 @@ def _layout(have: frozenset[str]) -> Axis:
 def _ranking(have: frozenset[str]) -> Axis:
     if "ranked_rewards" not in have:
         return Axis(name="pairs", options=(Option(name="given", standing="standard"),))
-    wrong = ("with itself", "both ways", "neighbours", "first with the rest", "first with last", "per K squared", "per K")
+    wrong = (
+        "with itself",
+        "both ways",
+        "everything",
+        "neighbours",
+        "first with the rest",
+        "first with last",
+        "per K squared",
+        "per K",
+    )
     return Axis(
         name="pairs",
         options=(
@@ -259,7 +305,7 @@ class Reference:
         c, r = self._scores(s, o)
         per_pair = _LOSSES[o["loss"]](self._lead(s, o, c, r))
         if o["margin"] == "outside":
-            per_pair = per_pair + surrogate.tensor(s, "pair_margin")
+            per_pair = per_pair + surrogate.tensor(s, "margin")
         if o["pairs"] in ("per K squared", "per K") and "ranked_rewards" in self.have:
             size = surrogate.tensor(s, "ranked_rewards").shape[1]
             per_pair = per_pair * (size - 1) / (2 * size if o["pairs"] == "per K squared" else 2)
@@ -275,7 +321,7 @@ class Reference:
         z = c - r
         if o["margin"] in ("none", "outside"):
             return z
-        m = surrogate.tensor(s, "pair_margin")
+        m = surrogate.tensor(s, "margin")
         return {"minus": z - m, "plus": z + m, "times": z * m}[o["margin"]]
 
     def _scores(self, s: Seen, o: Options) -> tuple[Tensor, Tensor]:
@@ -294,7 +340,7 @@ class Reference:
         tokens = self._part(s, side, "token_rewards", o)
         assert tokens is not None
         real = self._real(s, side, o, tokens)
-        if o["token"] == "other's":
+        if o["token"] == "other's":  # noqa: S105  an axis
             real = self._real(s, SIDES[1 - SIDES.index(side)], o, tokens)
         return _at(tokens, real, o["token"])
 
@@ -366,6 +412,8 @@ def _ranked(x: Tensor, how: str) -> tuple[Tensor, Tensor]:
         better, worse = torch.triu_indices(size, size, 0)
     if how == "both ways":
         better, worse = torch.cat([better, worse]), torch.cat([worse, better])
+    if how == "everything":
+        better, worse = torch.arange(size).repeat_interleave(size), torch.arange(size).repeat(size)
     if how == "neighbours":
         better, worse = torch.arange(size - 1), torch.arange(1, size)
     if how == "first with the rest":
@@ -377,6 +425,6 @@ def _ranked(x: Tensor, how: str) -> tuple[Tensor, Tensor]:
 
 def _reduced(x: Tensor, how: str) -> Tensor:
     return {
-        "none": lambda: x, "mean": lambda: x.mean(), "sum": lambda: x.sum(), "half": lambda: x.mean() / 2,
-        "double": lambda: x.mean() * 2, "largest": lambda: x.max(), "first": lambda: x[0], "last": lambda: x[-1],
+        "none": lambda: x, "mean": x.mean, "sum": x.sum, "half": lambda: x.mean() / 2,
+        "double": lambda: x.mean() * 2, "largest": x.max, "first": lambda: x[0], "last": lambda: x[-1],
     }[how]()  # fmt: skip

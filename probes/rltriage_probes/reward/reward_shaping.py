@@ -72,6 +72,9 @@ LENGTH_PADDED = Pitfall(
 CLIP_IGNORED = Pitfall(
     id="RSH-CLIP-IGNORED", family="inert-option", says="takes a bound of the score and clips nothing"
 )
+CLIP_SWAPPED = Pitfall(
+    id="RSH-CLIP-SWAPPED", family="clip-bounds", says="exchanges the lower and the upper bound of the score"
+)
 CLIP_ONE_SIDED = Pitfall(id="RSH-CLIP-ONE-SIDED", family="clip-bounds", says="bounds the score on one side only")
 
 # What documentation promises
@@ -184,7 +187,7 @@ def _place(subject: Subject, tokens: bool) -> Axis:
         probing.wrong_here(count, PLACE, probing.claims(subject, *COUNT_WRONG)),
         probing.as_pitfall("last column", PLACE),
     ]  # fmt: skip
-    options += [probing.as_pitfall(n, PLACE) for n in ("one early", "one late", "first")]
+    options += [probing.as_pitfall(n, PLACE) for n in ("one early", "one late", "first", "count early")]
     both = ("overwrites", "overwrites count") if _has_kl(subject) else ()
     overwrites = [probing.as_pitfall(n, OVERWRITES) for n in both]
     return Axis(
@@ -223,6 +226,8 @@ def _length(subject: Subject) -> tuple[Axis, ...]:
         Option(name="uncapped", says="overlong penalty without a floor", source="verl dapo.py"),
         probing.as_pitfall("soft plus", LENGTH_SIGN),
         probing.as_pitfall("uncapped plus", LENGTH_SIGN),
+        probing.as_pitfall("mirrored", LENGTH_SIGN),
+        probing.as_pitfall("mirrored start", LENGTH_SIGN),
         probing.as_pitfall("late edge", LENGTH_EDGE),
         probing.as_pitfall("buffer edge", LENGTH_EDGE),
         probing.as_pitfall("one early", LENGTH_EDGE),
@@ -263,6 +268,7 @@ def _clip(subject: Subject) -> Axis:
             probing.as_pitfall("none", CLIP_IGNORED),
             probing.as_pitfall("upper only", CLIP_ONE_SIDED),
             probing.as_pitfall("lower only", CLIP_ONE_SIDED),
+            probing.as_pitfall("swapped", CLIP_SWAPPED),
         ),
     )
 
@@ -334,6 +340,7 @@ def _case(name: str, limit: int, buffer: int, *, holes: bool = False) -> Case:
         "token_kl": (logp - ref) * mask, "completion_mask": mask, "lengths": lengths, "last_index": lengths - 1,
         "beta": BETA, "max_completion_length": limit, "buffer_length": buffer, "penalty_factor": FACTOR,
         "reward_clip": CLIP, "token_ids": torch.randint(3, 50, (b, t), generator=g), "prompt_length": 0,
+        "completion_length": t,
     }  # fmt: skip
     return Case(name=name, inputs=inputs)
 
@@ -407,6 +414,8 @@ def _score(s: Seen, options: Options, knobs: Knobs) -> Tensor:
             return score.clamp(-bound, bound)
         case "upper only":
             return score.clamp(max=bound)
+        case "swapped":
+            return torch.full_like(score, -bound)  # clamp with a minimum above its maximum gives the maximum
         case "lower only":
             return score.clamp(min=-bound)
         case _:
@@ -450,6 +459,8 @@ def _length_penalty(s: Seen, kind: str, knobs: Knobs) -> Tensor:
     made: dict[str, Callable[[], Tensor]] = {
         "soft": lambda: -(over / buffer).clamp(0, 1),
         "uncapped": lambda: -(over / buffer).clamp(min=0),
+        "mirrored": lambda: -((limit - n) / buffer).clamp(0, 1),
+        "mirrored start": lambda: -(-over / buffer).clamp(0, 1),
         "late edge": lambda: -((n - limit) / buffer).clamp(0, 1),
         "buffer edge": lambda: -((n - buffer) / buffer).clamp(0, 1),
         "one early": lambda: -((over + 1) / buffer).clamp(0, 1),
@@ -488,8 +499,9 @@ def _on_tokens(s: Seen, options: Options, score: Tensor, bonus: Tensor, kl: Tens
         return out + score[:, None] * _mask(s)
     at = {
         "last": last, "overwrites": last, "last column": torch.full_like(last, t - 1),
-        "one early": (last - 1).clamp(min=0), "one late": (last + 1).clamp(max=t - 1), "first": torch.zeros_like(last),
+        "one early": (last - 1) % t, "one late": (last + 1).clamp(max=t - 1), "first": torch.zeros_like(last),
         "count": (_mask(s).sum(-1).long() - 1).clamp(min=0),
+        "count early": (_mask(s).sum(-1).long() - 2) % t,
         "overwrites count": (_mask(s).sum(-1).long() - 1).clamp(min=0),
     }[place]  # fmt: skip
     if place.startswith("overwrites"):
@@ -584,7 +596,8 @@ def _weighed(subject: Subject, found: Judged) -> Any:
 
 PITFALLS = (
     KL_SIGN, KL_REVERSED, KL_UNWEIGHTED, KL_MISSING, KL_PADDING, MASK_INVERTED, OVERWRITES, PLACE, EVERY, LOST,
-    LENGTH_SIGN, LENGTH_EDGE, LENGTH_SCALE, LENGTH_INERT, FACTOR_IGNORED, LENGTH_PADDED, CLIP_IGNORED, CLIP_ONE_SIDED,
+    LENGTH_SIGN, LENGTH_EDGE, LENGTH_SCALE, LENGTH_INERT, FACTOR_IGNORED, LENGTH_PADDED, CLIP_IGNORED, CLIP_SWAPPED,
+    CLIP_ONE_SIDED,
 )  # fmt: skip
 
 ROLE = Role(

@@ -137,11 +137,6 @@ class Scorer:
         return clock() - self._started > SEARCH_SECONDS
 
     @property
-    def slow(self) -> bool:
-        """Whether a score takes so long, as a process of its own does, that only few can be asked for."""
-        return clock() - self._started > 0.015 * max(20, self.log.scored)
-
-    @property
     def over(self) -> bool:
         return clock() - self._started > BATTERY_SECONDS
 

@@ -13,7 +13,8 @@ from rltriage_probes.texts import agrees, quote, violates
 _OWN = prose(
     r"\b(policy|model|agent|assistant)(?:'s)?\s+(itself|own|alone|only|wrote|turns)\b|"
     r"\b(not|never|without|exclud\w*|skip\w*|ignor\w*|no)\b[^.;]{0,30}\b(tools?|observations?|environment)\b|"
-    r"\b(tools?|observations?|environment)\b[^.;]{0,40}\b(exclud\w*|masked|skipped|ignored|not (count|score|grad|seen)\w*)"
+    r"\b(tools?|observations?|environment)\b[^.;]{0,40}\b(exclud\w*|masked|skipped|ignored|not (count|score|"
+    r"grad|seen)\w*)"
 )
 
 

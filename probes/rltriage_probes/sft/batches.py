@@ -67,7 +67,7 @@ def plain(value: Any) -> Any:
 
 def depth(value: Any) -> int:
     """Levels of nesting of a list of numbers; -1 for anything else."""
-    if isinstance(value, bool) or isinstance(value, (int, float)):
+    if isinstance(value, (bool, int, float)):
         return 0
     if isinstance(value, list):
         inner = {depth(v) for v in value}  # pyright: ignore[reportUnknownVariableType]
@@ -220,7 +220,9 @@ def _by_value(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(value: Any) -> list[Any]:
-    return [x for v in value for x in _flat(v)] if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(value, list):
+        return [value]
+    return [x for v in value for x in _flat(v)]  # pyright: ignore[reportUnknownVariableType]
 
 
 def _matrix(value: Any) -> list[list[int]] | None:

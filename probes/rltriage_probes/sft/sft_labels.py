@@ -8,15 +8,16 @@ no padding. Labels name the token at their own place, since models shift inside.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rltriage_probes import probing, texts
-from rltriage_probes.contract import Check, Severity
+from rltriage_probes.contract import Check
 from rltriage_probes.model import CallFailed, Case, Pitfall, Role, Subject
-from rltriage_probes.sft import batches, samples
+from rltriage_probes.sft import batches, promises, samples
 from rltriage_probes.sft.batches import IGNORE, Batch, Row, Unreadable
 from rltriage_probes.sft.samples import Sample, Segment
 from rltriage_probes.standins import CHATML, HEADERS, ChatTokenizer
@@ -74,7 +75,7 @@ EOS, PAD = 2, 0
 
 def example(intent: Mapping[str, Any]) -> Case:
     tokenizer = ChatTokenizer(markers=("<|begin_of_text|>",))
-    tokenizer.bos_token = "<|begin_of_text|>"
+    tokenizer.bos_token = "<|begin_of_text|>"  # noqa: S105  no password
     pairs = [samples.templated(i, tokenizer, samples.INSTRUCTION, samples.RESPONSE) for i in range(3)]
     settings = _settings(EOS, PAD, tokenizer)
     inputs = {**samples.columns(samples.with_marker(settings["response_template_ids"], EOS)), **settings}
@@ -157,24 +158,15 @@ class _Exam:
         source = self.subject.source
         if re.search(r"(train_on_(inputs?|prompts?))\s*(:\s*bool\s*)?=\s*True", source):
             return True
-        return self.whole or self.says(
-            r"train_on_(inputs?|prompts?)[^.;]{0,20}true", r"(whole|full|entire) (text|sequence|conversation)[^.;]{0,30}(train|label|loss)",
-            r"(train|label|loss|learn)[^.;]{0,40}\b(every|all) (the )?tokens?\b(?! of the (answer|completion|response|assistant))",
-            r"prompts? (tokens? )?(is|are) (also )?(trained|learnt|learned)( too| as well)?(?! not)",
-            r"language[- ]model\w* (loss|objective|pre-?train)", r"pre-?training",
-        )  # fmt: skip
+        return self.whole or self.says(*promises.TRAINS_ALL)
 
     @property
     def last_only(self) -> bool:
-        return self.says(r"\b(only|just)\b[^.;]{0,40}\b(last|final)\b", r"\b(last|final)\b[^.;]{0,30}\b(only|alone|assistant|turn|message|reply|answer|response)\b")  # fmt: skip
+        return self.says(*promises.LAST_TURN)
 
     @property
     def every_turn(self) -> bool:
-        return self.says(
-            r"\b(every|each|all)( of the| the)? ?(assistant|model|turn|response|reply|answer|gpt)",
-            r"assistant (turns|messages|tokens|replies|responses|spans|parts)",
-            r"multi-?turn", r"(what|tokens) the (assistant|model) (says|said|writes|wrote)",
-        )  # fmt: skip
+        return self.says(*promises.EVERY_TURN)
 
 
 def run(subject: Subject) -> Iterator[Check]:
@@ -203,7 +195,7 @@ def _exam(subject: Subject, by_text: bool, *, same: bool) -> _Exam | None:
         return None
     eos = eos if isinstance(eos, int) else pad if same and isinstance(pad, int) else EOS
     pad = pad if isinstance(pad, int) else eos if same else (PAD if eos != PAD else 1)
-    if same and eos != pad or not same and eos == pad:
+    if same != (eos == pad):
         eos, pad = (pad, pad) if same else (eos + 1, pad)
     headers = re.search(r"start_header_id|eot_id|begin_of_text|bos_token", subject.source)
     style = HEADERS if headers and "im_start" not in subject.source else CHATML
@@ -237,10 +229,11 @@ def _with_one_id(exam: _Exam) -> Iterator[Check]:
         return
     first = wrong[0]
     says = getattr(first, "says", "") or getattr(first, "error", "")
-    promised = exam.says(r"\beos\b|end token|end[- ]of[- ]\w+", r"same (id )?as") or "pad_token" in exam.subject.source
+    promised = exam.says(*promises.ONE_ID) or "pad_token" in exam.subject.source
     hard = promised and getattr(first, "severity", "hard") == "hard"
     named = {n.pitfall for n in getattr(first, "candidates", ())}
-    pitfall = BY_ID if named & {END.id, NO_END.id, PADDING.id, ATTENTION.id} else next(p for p in PITFALLS if p.id in named)  # fmt: skip
+    of_padding = named & {END.id, NO_END.id, PADDING.id, ATTENTION.id}
+    pitfall = BY_ID if of_padding else next((p for p in PITFALLS if p.id in named), BY_ID)
     yield violates(
         probe, asks, f"with one id for padding and end token, as many tokenizers have: {says}", pitfall,
         severity="hard" if hard else "soft",
@@ -293,8 +286,8 @@ def _rounds(exam: _Exam) -> Iterator[_Round]:
         }  # fmt: skip
         for shape in (samples.PLAIN, *((samples.SPANNED,) if several else ())):
             given = samples.numbered(shape, exam.eos)
-            inclusive = exam.says(r"inclusive|both ends|last (position|token|index)|\(first, last\)|included")
-            exclusive = exam.says(r"exclusive|half-?open|\[start, (end|stop)\)")
+            inclusive = exam.says(*promises.INCLUSIVE)
+            exclusive = exam.says(*promises.EXCLUSIVE)
             columns = samples.columns(given, inclusive=inclusive and not exclusive)
             yield _Round(name="samples as ids", given=tuple(given), inputs={**base, **columns})
         return
@@ -322,13 +315,20 @@ def _rounds(exam: _Exam) -> Iterator[_Round]:
     )  # fmt: skip
 
 
+_MARKER = re.compile(
+    r"""["'](?:\\n)*(#+ ?(?:Response|Answer|Output|Assistant):?(?:\\n)?"""
+    r"""|<\|im_start\|>assistant(?:\\n)?|(?:Answer|Assistant|ASSISTANT):\s?)["']"""
+)
+"""A string literal that stands in front of answers."""
+
+
 def _templates(exam: _Exam) -> tuple[str, str]:
     """Markers in front of answer and prompt: those that the code is written with."""
     names = exam.subject.bound.names
     if "response_template" in names or "response_template_ids" in names:
         return samples.RESPONSE, samples.INSTRUCTION
     source = exam.subject.source + str(exam.subject.namespace.get("RESPONSE_TEMPLATE", ""))
-    found = re.search(r"""["'](?:\\n)*(#+ ?(?:Response|Answer|Output|Assistant):?(?:\\n)?|<\|im_start\|>assistant(?:\\n)?|(?:Answer|Assistant|ASSISTANT):\s?)["']""", source)  # fmt: skip
+    found = _MARKER.search(source)
     if found is None:
         return samples.RESPONSE, samples.INSTRUCTION
     marker = found[1].replace("\\n", "\n")
@@ -351,13 +351,18 @@ def _called(exam: _Exam, given: _Round) -> tuple[Batch, list[Sample]]:
         return batch, list(given.given)
     results: list[Any] = []
     for i in range(len(given.given)):
-        one = {k: [v[i]] if isinstance(v, list) and len(v) == len(given.given) and k not in SINGLE_WORDS else v for k, v in given.inputs.items()}  # fmt: skip
+        one = {k: _of_one(k, v, i, len(given.given)) for k, v in given.inputs.items()}
         one |= {
             "messages": list(given.given[i].messages), "prompt": given.inputs["prompts"][i],
             "completion": given.inputs["completions"][i], "text": given.inputs["texts"][i],
         }  # fmt: skip
         results.append(call(one))
     return batches.read_all(results, given.inputs.get("sample_ids"), source), list(given.given)
+
+
+def _of_one(word: str, value: Any, i: int, n: int) -> Any:
+    """What a call with one sample gets of a word that has an entry for each of n."""
+    return [value[i]] if isinstance(value, list) and len(value) == n and word not in SINGLE_WORDS else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 # Tracing
@@ -469,18 +474,19 @@ def _complete(exam: _Exam, batch: Batch, traces: Sequence[_Trace]) -> Iterator[C
     probe, asks = "sft_labels.text", "is the whole conversation there, with each special token once?"
     for t in traces:
         lost = [s for s in t.lost if s.part in ("answer", "prompt")]
-        if lost and (exam.by_text or not _cut_by_one(exam, t)):
+        if lost:
             system = t.sample.messages and t.sample.messages[0]["role"] == "system" and lost[0] is t.sample.segments[0]
             hard = not system and not _escaped(exam, t)
             says = f"{quote(lost[0].shown)} of {t.sample.name} is not among the ids"
             yield violates(probe, asks, says, LOST, severity="hard" if hard else "soft")
             return
         if t.lost and t.sample.name == "a tool":
-            yield violates(probe, asks, f"the tool's output {quote(t.lost[0].shown)} is not among the ids", LOST, severity="soft")  # fmt: skip
+            says = f"the tool's output {quote(t.lost[0].shown)} is not among the ids"
+            yield violates(probe, asks, says, LOST, severity="soft")
             return
     if exam.by_text:
         first = exam.tokenizer.bos_token_id
-        if first is not None and any(t.row.ids[:2] == [first, first] for t in traces):
+        if any(t.row.ids[:2] == [first, first] for t in traces):
             yield violates(probe, asks, "the ids start with two first tokens", BOS)
             return
         twice = next((t for t in traces if _ends_twice(exam, t)), None)
@@ -496,11 +502,7 @@ def _escaped(exam: _Exam, t: _Trace) -> bool:
     return exam.says(r"truncat\w*[^.;]{0,40}(answer|completion|response)") and bool(t.places)
 
 
-def _cut_by_one(exam: _Exam, t: _Trace) -> bool:
-    return False
-
-
-def _tail(exam: _Exam, t: _Trace) -> list[int]:
+def _tail(t: _Trace) -> list[int]:
     last = t.places[-1]
     return t.row.ids[last.stop : t.end]
 
@@ -508,7 +510,7 @@ def _tail(exam: _Exam, t: _Trace) -> list[int]:
 def _ends_twice(exam: _Exam, t: _Trace) -> bool:
     if not t.places or t.places[-1].segment.part != "answer":
         return False
-    tail = [i for i, by in zip(_tail(exam, t), t.row.trained[t.places[-1].stop : t.end], strict=True)]
+    tail = _tail(t)
     special = [i for i in tail if exam.tokenizer.decode([i]) in exam.tokenizer.all_special_tokens and i != exam.pad]
     if exam.pad == exam.eos:
         trained = [
@@ -519,8 +521,8 @@ def _ends_twice(exam: _Exam, t: _Trace) -> bool:
 
 
 def _adjacent(exam: _Exam, t: _Trace) -> bool:
-    tail = _tail(exam, t)
-    return any(a == b == exam.eos for a, b in zip(tail, tail[1:], strict=False))
+    tail = _tail(t)
+    return any(a == b == exam.eos for a, b in itertools.pairwise(tail))
 
 
 def _aligned(exam: _Exam, batch: Batch) -> list[Check]:
@@ -532,13 +534,13 @@ def _aligned(exam: _Exam, batch: Batch) -> list[Check]:
         return []
     for row in batch.rows:
         for i, (token, label) in enumerate(zip(row.ids, row.labels or (), strict=False)):
-            if label != IGNORE and label != token and token != -1:
+            if label not in (IGNORE, token) and token != -1:
                 says = f"place {i} has the token {token} and the label {label}"
                 return [violates(probe, asks, says, MISALIGNED)]
     if not batch.shifted:
         return [agrees(probe, asks, "labels name the token at their own place")]
-    told = exam.says(r"already shift|pre-?shift|next[- ]token (targets?|labels?)|shifted (left|by one)|targets? (are )?(the )?(inputs?|ids|tokens)[^.;]{0,20}shift|x\[1:\]|\[1:\]|shift(s|ed|ing)?\b(?![^.;]{0,40}(inside|loss|model|happens))")  # fmt: skip
-    inside = exam.says(r"(model|loss|trainer)\w* (itself |then |will |also |does the )?shift|shift\w*[^.;]{0,30}(in|inside|by) (the )?(model|loss)|\b(not|un)[- ]?shifted")  # fmt: skip
+    told = exam.says(*promises.SHIFTED)
+    inside = exam.says(*promises.SHIFTED_LATER)
     if not inside and (told or batch.label_name in ("targets", "target", "y", "target_ids")):
         return [agrees(probe, asks, "labels are shifted by one place, for a loss that does not shift")]
     says = "each label names the token behind its place; Hugging Face models and most losses shift once more"
@@ -582,7 +584,8 @@ def _marks(exam: _Exam, batch: Batch, traces: Sequence[_Trace]) -> Iterator[Chec
         yield _turns(exam, found, traces)
     else:
         last = "the answers" if found.answers == len(traces) else "every assistant turn"
-        yield agrees(probe, ASKS, f"trains {last} with the end token" if not found.end_masked and not found.no_end else f"trains {last}")  # fmt: skip
+        closed = "" if found.end_masked or found.no_end else " with the end token"
+        yield agrees(probe, ASKS, f"trains {last}{closed}")
     yield from _leaks(exam, found)
     yield from _ends(exam, found)
 
@@ -598,7 +601,8 @@ def _turns(exam: _Exam, found: _Seen, traces: Sequence[_Trace]) -> Check:
     if only_last and exam.last_only and not exam.every_turn:
         return agrees(probe, ASKS, "trains the last assistant turn only")
     if only_last and not exam.every_turn:
-        return violates(probe, ASKS, f"only the last turn is trained: {says}. Say so if that is meant", TURN, severity="soft")  # fmt: skip
+        ask = f"only the last turn is trained: {says}. Say so if that is meant"
+        return violates(probe, ASKS, ask, TURN, severity="soft")
     return violates(probe, ASKS, says, TURN, severity="soft" if exam.last_only and only_last else "hard")
 
 
@@ -623,13 +627,13 @@ _COMPARES_PAD = re.compile(r"(==|!=|\.eq\(|\.ne\(|isin\()\s*\(?\s*[\w.]*pad", re
 def _ends(exam: _Exam, found: _Seen) -> Iterator[Check]:
     probe, asks = "sft_labels.end", "is the end token behind each answer trained?"
     if found.end_masked:
-        told = exam.says(r"(eos|end token|end[- ]of[- ]turn)[^.;]{0,40}\b(not|never|left out|excluded|masked)\b")
+        told = exam.says(*promises.END_LEFT_OUT)
         says = f"the end token behind {quote(found.end_masked[0].segment.shown)} is there and not trained"
         by_id = exam.tokenizer.pad_token_id == exam.tokenizer.eos_token_id if exam.by_text else exam.pad == exam.eos
         kind = BY_ID if by_id and _COMPARES_PAD.search(exam.subject.source) else END
         yield agrees(probe, asks, "leaves end tokens out, as documented") if told else violates(probe, asks, says, kind)
     elif found.no_end:
-        promised = exam.says(r"\b(eos|end token|end[- ]of[- ](sequence|text|turn)|terminat|<\|im_end\|>|</s>)")
+        promised = exam.says(*promises.END_PROMISED)
         says = f"no end token stands behind {quote(found.no_end[0].segment.shown)}"
         yield violates(probe, asks, says, NO_END, severity="hard" if promised else "soft")
     elif found.answers:
@@ -643,7 +647,7 @@ def _looked(exam: _Exam, traces: Sequence[_Trace]) -> _Seen:
             marks = t.row.trained[place.start : place.stop]
             if place.segment.part != "answer":
                 found.others += place.segment.part != "tail"
-                if all(marks) and len(marks) > 1 or (all(marks) and _alone(t, place)):
+                if all(marks) and (len(marks) > 1 or _alone(t, place)):
                     kind = found.tools if place.segment.part == "tool" else found.prompts
                     if place.segment.part != "tail":
                         kind.append(place)
@@ -731,7 +735,8 @@ def _look_at_end(exam: _Exam, found: _Seen, t: _Trace, n: int) -> None:
     late = _run_from(t.row.trained, place.stop + at + 1, following)
     text = exam.tokenizer.decode(t.row.ids[place.stop + at + 1 : place.stop + at + 1 + late])
     whole = late == following - (place.stop + at + 1) and n + 1 < len(t.places)
-    plain = text.strip() and not all(_is_end(exam, i) for i in exam.tokenizer.encode(text.strip(), add_special_tokens=False))  # fmt: skip
+    behind = exam.tokenizer.encode(text.strip(), add_special_tokens=False)
+    plain = bool(behind) and not all(_is_end(exam, i) for i in behind)
     if plain and not whole:
         found.borders.append(f"{quote(text)} behind the end of {quote(place.segment.shown)} is trained")
 
@@ -761,7 +766,15 @@ def _run_from(trained: Sequence[bool], at: int, stop: int) -> int:
 def _can_tell_padding(exam: _Exam) -> bool:
     """Whether a function that gets padded rows is told in some way where the padding begins."""
     padded = any(s.meaning == "sample_ids" and "padded" in s.form for s in exam.subject.bound.report.slots)
-    told = {"pad_token_id", "eos_token_id", "attention_lists", "sample_lengths", "mask_lists", "label_lists", "tokenizer"}
+    told = {
+        "pad_token_id",
+        "eos_token_id",
+        "attention_lists",
+        "sample_lengths",
+        "mask_lists",
+        "label_lists",
+        "tokenizer",
+    }
     return not padded or bool(told & exam.subject.bound.names)
 
 
@@ -775,7 +788,8 @@ def _padding(exam: _Exam, batch: Batch, traces: Sequence[_Trace]) -> Iterator[Ch
         last = max(t.end for t in own)
         padded = padded or last < len(row.ids)
         first = next((i for i, x in enumerate(row.ids) if x != exam.pad), 0)
-        wrong = [i for i in (*range(last, len(row.ids)), *range(first)) if row.trained[i] and row.ids[i] in (exam.pad, -1)]  # fmt: skip
+        outside = (*range(last, len(row.ids)), *range(first))
+        wrong = [i for i in outside if row.trained[i] and row.ids[i] in (exam.pad, -1)]
         if wrong:
             says = f"{len(wrong)} places of padding are trained, the first at place {wrong[0]} of {len(row.ids)}"
             yield violates(probe, asks, says, PADDING)
@@ -800,9 +814,11 @@ def _attention(exam: _Exam, batch: Batch, traces: Sequence[_Trace]) -> Iterator[
         if hidden:
             only_end = all(row.ids[i] == exam.eos for i in hidden)
             says = f"the attention mask is 0 on {len(hidden)} real tokens, the first at place {hidden[0]}"
-            yield violates(probe, asks, says, BY_ID if only_end and exam.pad == exam.eos else ATTENTION, severity="soft" if only_end else "hard")  # fmt: skip
+            kind = BY_ID if only_end and exam.pad == exam.eos else ATTENTION
+            yield violates(probe, asks, says, kind, severity="soft" if only_end else "hard")
             return
-        padding = [i for i in range(last, len(row.ids)) if row.attention[i] and row.ids[i] == exam.pad and not row.trained[i]]  # fmt: skip
+        seen_too = [i for i in range(last, len(row.ids)) if row.attention[i]]
+        padding = [i for i in seen_too if row.ids[i] == exam.pad and not row.trained[i]]
         if padding:
             says = f"the attention mask is 1 on {len(padding)} places of padding, the first at place {padding[0]}"
             yield violates(probe, asks, says, ATTENTION, severity="soft")
@@ -850,8 +866,8 @@ ROLE = Role(
     takes=(
         "messages", "conversations", "prompt", "completion", "prompts", "completions", "text", "texts", "sample_ids",
         "prompt_id_lists", "completion_id_lists", "label_lists", "mask_lists", "attention_lists", "prompt_lengths",
-        "sample_lengths", "answer_spans", "tokenizer", "max_length", "eos_token_id", "pad_token_id", "response_template",
-        "response_template_ids", "instruction_template",
+        "sample_lengths", "answer_spans", "tokenizer", "max_length", "eos_token_id", "pad_token_id",
+        "response_template", "response_template_ids", "instruction_template",
     ),
     needs=((
         "messages", "conversations", "prompt", "prompts", "text", "texts", "sample_ids", "prompt_id_lists",

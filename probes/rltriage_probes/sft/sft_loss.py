@@ -4,8 +4,8 @@
 
 m is 1 where the label is not the ignore index. Label smoothing ε: (1 - ε)·nll + ε · mean_v nll_v (Szegedy et al. 2016,
 arXiv:1512.00567, section 7). Token weights that depend on the policy are constants of the step: w = sg(p) is DFT, Wu
-et al. 2025 (arXiv:2508.05629, eq. 9). z-loss adds c · (log Σ exp z)² (PaLM, arXiv:2204.02311, section 5). Under gradient
-accumulation the count in the denominator is that of all micro-batches, which the caller hands over.
+et al. 2025 (arXiv:2508.05629, eq. 9). The z-loss adds c · (log Σ exp z)² (PaLM, arXiv:2204.02311, section 5). Under
+gradient accumulation the count in the denominator is that of all micro-batches, which the caller hands over.
 """
 
 from __future__ import annotations
@@ -106,11 +106,14 @@ def _case(name: str, scale: float = 1.5, *, row_from_start: bool = False) -> Cas
     return Case(name=name, inputs=inputs)
 
 
-CASES = (
-    _case("answers of unequal length"),
-    _case("unlikely tokens", 4.0),
-    _case("a row labelled from its first token", row_from_start=True),
-)
+def cases() -> tuple[Case, ...]:
+    """Made when they are asked for: an operation of torch in the process that forks would lock its children up."""
+    return (
+        _case("answers of unequal length"),
+        _case("unlikely tokens", 4.0),
+        _case("a row labelled from its first token", row_from_start=True),
+    )
+
 
 # Axes
 
@@ -127,7 +130,7 @@ _UNSHIFTED = (
     r"\b(not|un|never)[- ]?shifted",
     r"not (yet )?(been )?shifted",
     r"shift(s|ing|ed)? (happens )?(inside|here|internally|within)",
-    r"\b(hf|hugging ?face|transformers)\b",
+    r"\b(hf|hugging ?face|transformers)[- ]?(style|layout|convention|format|labels)",
     r"(same|equal)\w* (as |to )?(the )?input[_ ]ids",
     r"input[_ ]ids[^.;]{0,40}-100",
     r"next[- ]token",
@@ -135,6 +138,10 @@ _UNSHIFTED = (
     r"predicts? (the )?(next|token (at )?t ?\+ ?1)",
     r"t ?\+ ?1",
 )
+
+
+_SWITCH = re.compile(r"def \w+\([^)]*\bshift\w*\s*(:\s*bool\s*)?=\s*(True|False)")
+"""A parameter by which the caller says whether labels are still to be shifted."""
 
 
 def _aligned_outside(subject: Subject) -> bool:
@@ -170,6 +177,8 @@ def _align(subject: Subject) -> Axis:
     )
     bad = (probing.as_pitfall("reversed", REVERSED), probing.as_pitfall("double", TWICE))
     order = (probing.as_pitfall("transposed", FLATTENED), probing.as_pitfall("transposed, given", FLATTENED))
+    if _SWITCH.search(subject.source):
+        return Axis(name="align", options=(inside, given, *wrapped, *bad, *order))
     if outside:
         return Axis(name="align", options=(given, probing.as_pitfall("inside", TWICE), *bad, *order))
     return Axis(name="align", options=(inside, *wrapped, probing.as_pitfall("given", NO_SHIFT), *bad, *order))
@@ -345,10 +354,10 @@ def _vocabulary(s: Seen) -> int:
 
 def _scores(s: Seen, align: str, normal: str) -> tuple[Tensor, Tensor, Tensor]:
     """nll of the label, the sum of nll over the vocabulary, log-sum-exp; each [B, T']."""
-    if "leaf:logits" not in s.cache and "logits" not in s.inputs or "scored" in s.cache:
+    if "scored" in s.cache:
         nll = -surrogate.tensor(s, "logprobs")
         return nll, nll, nll * 0
-    table, lse = s.remember(("table", normal), lambda: _table(s, normal)), None
+    table = s.remember(("table", normal), lambda: _table(s, normal))
     lse = s.remember(("lse",), lambda: surrogate.tensor(s, "logits").logsumexp(-1))
     if align.startswith("transposed"):
         table = table if align.endswith("given") else table[:, :-1]
@@ -461,12 +470,16 @@ def _weights(s: Seen, align: str, kind: str, nll: Tensor) -> Tensor | float:
     if kind.startswith("given"):
         return _given_weights(s, align, 1 if kind.endswith("early") else 0)
     p = (-nll).exp()
-    made: dict[str, Callable[[], Tensor]] = {
-        "p": lambda: p.detach(), "p(1-p)": lambda: (p * (1 - p)).detach(), "1-p": lambda: (1 - p).detach(),
-        "(1-p)^2": lambda: ((1 - p) ** 2).detach(), "focal": lambda: (1 - p) ** 2, "focal 1": lambda: 1 - p,
-        "p, differentiated": lambda: p, "p(1-p), differentiated": lambda: p * (1 - p),
-    }  # fmt: skip
-    return made[kind]()
+    plain = kind.removesuffix(", differentiated")
+    w = {"p": p, "p(1-p)": p * (1 - p), "1-p": 1 - p, "(1-p)^2": (1 - p) ** 2, "focal": (1 - p) ** 2, "focal 1": 1 - p}
+    constant = kind == plain and not kind.startswith("focal")
+    return w[plain].detach() if constant else w[plain]
+
+
+def _number(s: Seen, word: str) -> float:
+    got = s.inputs[word]
+    assert isinstance(got, (int, float))
+    return float(got)
 
 
 def _aggregated(losses: Tensor, valid: Tensor, counts: Tensor, s: Seen, options: Options) -> Tensor:
@@ -484,10 +497,10 @@ def _aggregated(losses: Tensor, valid: Tensor, counts: Tensor, s: Seen, options:
         "token-mean": lambda: rows.sum() / number.sum(), "sequence-mean": means.mean, "sequence-sum": rows.mean,
         "sum": rows.sum, "padded": lambda: rows.sum() / (b * width),
         "padded by one": lambda: rows.sum() / (b * (width + 1)),
-        "given count": lambda: rows.sum() / s.inputs["token_count"],
-        "mean over count": lambda: rows.sum() / number.sum() / s.inputs["token_count"],
-        "given rows": lambda: means.sum() / s.inputs["row_count"],
-        "given rows sum": lambda: rows.sum() / s.inputs["row_count"],
+        "given count": lambda: rows.sum() / _number(s, "token_count"),
+        "mean over count": lambda: rows.sum() / number.sum() / _number(s, "token_count"),
+        "given rows": lambda: means.sum() / _number(s, "row_count"),
+        "given rows sum": lambda: rows.sum() / _number(s, "row_count"),
     }  # fmt: skip
     return made[agg]()
 
@@ -520,7 +533,7 @@ def run(subject: Subject) -> Iterator[Check]:
         formula.Formula(
             probe="sft_loss.formula",
             asks=ASKS,
-            cases=CASES,
+            cases=cases(),
             reference=reference,
             observe=_observe,
             axes=lambda seen: axes(subject, seen),

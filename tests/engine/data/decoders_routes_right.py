@@ -39,7 +39,9 @@ def every_block(text):
 
 def no_specials(tokenizer, output_ids, attention_mask):
     """Decoded completions without special tokens or padding."""
-    return [tokenizer.decode(i[m.bool()], skip_special_tokens=True) for i, m in zip(output_ids, attention_mask)]
+    return [
+        tokenizer.decode(i[m.bool()], skip_special_tokens=True) for i, m in zip(output_ids, attention_mask, strict=True)
+    ]
 
 
 def until_the_end(tokenizer, ids, eos_token_id):

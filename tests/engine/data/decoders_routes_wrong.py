@@ -21,7 +21,7 @@ def assistant_turns(messages):
 
 def first_turn_only(messages):
     """The assistant's turns, joined."""
-    return [m["content"] for m in messages if m["role"] == "assistant"][0]
+    return next(m["content"] for m in messages if m["role"] == "assistant")
 
 
 def streamed(tokenizer, ids):
@@ -43,7 +43,7 @@ def every_block(text):
 
 def no_specials(tokenizer, output_ids, attention_mask):
     """Decoded completions without special tokens or padding."""
-    return [tokenizer.decode(i[m.bool()]) for i, m in zip(output_ids, attention_mask)]
+    return [tokenizer.decode(i[m.bool()]) for i, m in zip(output_ids, attention_mask, strict=True)]
 
 
 def until_the_end(tokenizer, ids, eos_token_id):

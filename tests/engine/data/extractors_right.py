@@ -23,11 +23,11 @@ def gsm8k_strict_or_flexible(solution_str, method="strict"):
 def hash_answer(text: str) -> str | None:
     if "####" not in text:
         return None
-    return text.split("####")[1].strip().replace(",", "").replace("$", "")
+    return text.partition("####")[2].strip().replace(",", "").replace("$", "")
 
 
 def xml_answer(text: str) -> str:
-    answer = text.split("<answer>")[-1]
+    answer = text.split("<answer>")[-1]  # noqa: PLC0207  the idiom of a well-known tutorial
     answer = answer.split("</answer>")[0]
     return answer.strip()
 
@@ -202,3 +202,34 @@ class Extractor:
     def extract(self, text):
         found = self.pattern.findall(text)
         return found[-1].strip() if found else None
+
+
+def line_of_its_own(completion: str) -> "str | None":
+    """Answer text from the final line, which must look like `Answer: X`. Returns None otherwise."""
+    lines = completion.strip().splitlines()
+    found = re.fullmatch(r"\W*answer\W*:\W*(.+?)\W*", lines[-1], re.IGNORECASE) if lines else None
+    return found.group(1) if found else None
+
+
+def minus_one_for_none(text):
+    """Integer answer of an AIME problem from the last boxed expression; -1 if there is none or it is no integer."""
+    found = re.findall(r"\\boxed\{\s*(\d{1,3})\s*\}", text)
+    return int(found[-1]) if found else -1
+
+
+def sentence_without_its_full_stop(text):
+    """Answer after 'the answer is' up to the end of the sentence, lower-cased, without trailing period."""
+    found = re.findall(r"[Tt]he answer is:? (.+?)\.?(?:\n|$)", text)
+    return found[-1].strip().lower() if found else ""
+
+
+def first_number_or_nan(text):
+    """The first number in the text as a float, or nan."""
+    found = re.search(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
+    return float(found.group()) if found else float("nan")
+
+
+def statement_in_fences(text):
+    """SQL between the ```sql fences, or the whole text if there are no fences. Trailing semicolons are dropped."""
+    found = re.findall(r"```(?:sql)?\s*(.*?)```", text, re.S)
+    return (found[-1] if found else text).strip().rstrip(";").strip()

@@ -390,7 +390,7 @@ def of_detached_logits(logits, input_ids):
     return logp.gather(-1, input_ids[:, 1:, None])[..., 0]
 
 
-def of_plain_data(logits, labels):
+def of_a_copy(logits, labels):
     """Log-probs [B, T-1] of labels [B, T], shifted here."""
-    z = logits.data[:, :-1].float()
+    z = logits.clone().detach().float()[:, :-1]
     return z.gather(-1, labels[:, 1:].unsqueeze(-1)).squeeze(-1) - z.logsumexp(dim=-1)

@@ -1,6 +1,7 @@
 """Preference losses as people write them: all of them right."""
 
-# ruff: noqa: N803, N806  names of users
+
+# ruff: noqa: B905, C901, N812  code of users
 # pyright: basic
 
 import math
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
+from torch import nn
 
 
 def preference_loss(
@@ -145,7 +146,9 @@ def dpo_from_ratios(chosen_logratios, rejected_logratios, beta=0.1):
 
 def dpo_from_model_ratios(pi_logratios, ref_logratios, beta=0.1, label_smoothing=0.0):
     logits = pi_logratios - ref_logratios
-    return (-F.logsigmoid(beta * logits) * (1 - label_smoothing) - F.logsigmoid(-beta * logits) * label_smoothing).mean()
+    return (
+        -F.logsigmoid(beta * logits) * (1 - label_smoothing) - F.logsigmoid(-beta * logits) * label_smoothing
+    ).mean()
 
 
 def preference_of_logits(logits, *, beta, loss_type="sigmoid"):
@@ -156,12 +159,22 @@ def preference_of_logits(logits, *, beta, loss_type="sigmoid"):
     raise ValueError(loss_type)
 
 
-def dpo_lists(chosen_logprobs: list, rejected_logprobs: list, chosen_ref_logprobs: list, rejected_ref_logprobs: list, dpo_beta: float):
+def dpo_lists(
+    chosen_logprobs: list,
+    rejected_logprobs: list,
+    chosen_ref_logprobs: list,
+    rejected_ref_logprobs: list,
+    dpo_beta: float,
+):
     """Lists of scalars, one a pair."""
     c = torch.stack([a - b for a, b in zip(chosen_logprobs, chosen_ref_logprobs)])
     r = torch.stack([a - b for a, b in zip(rejected_logprobs, rejected_ref_logprobs)])
     losses = -F.logsigmoid(dpo_beta * (c - r))
-    return losses.mean(), {"dpo_loss": losses.mean().item(), "chosen_reward": (dpo_beta * c).mean().item(), "rejected_reward": (dpo_beta * r).mean().item()}
+    return losses.mean(), {
+        "dpo_loss": losses.mean().item(),
+        "chosen_reward": (dpo_beta * c).mean().item(),
+        "rejected_reward": (dpo_beta * r).mean().item(),
+    }
 
 
 def dpo_in_bfloat16(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps, beta=0.1):
@@ -169,7 +182,9 @@ def dpo_in_bfloat16(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected
     return -F.logsigmoid(beta * ((args[0] - args[2]) - (args[1] - args[3]))).mean()
 
 
-def dpo_norm(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps, chosen_lengths, rejected_lengths, beta=5.0):
+def dpo_norm(
+    chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps, chosen_lengths, rejected_lengths, beta=5.0
+):
     """Length-normalised DPO: averages per token."""
     c = (chosen_logps - ref_chosen_logps) / chosen_lengths
     r = (rejected_logps - ref_rejected_logps) / rejected_lengths
@@ -242,7 +257,9 @@ def dpop(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps, bet
 
 def odpo(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps, offset, beta=0.1):
     """DPO with an offset [B] of each pair."""
-    return -F.logsigmoid(beta * ((chosen_logps - ref_chosen_logps) - (rejected_logps - ref_rejected_logps)) - offset).mean()
+    return -F.logsigmoid(
+        beta * ((chosen_logps - ref_chosen_logps) - (rejected_logps - ref_rejected_logps)) - offset
+    ).mean()
 
 
 def _log1mexp(x):
@@ -269,7 +286,13 @@ class OddsTrainer:
         )
         ratio = F.logsigmoid(log_odds)
         losses = self.beta * ratio
-        return losses, self.beta * policy_chosen_logps.detach(), self.beta * policy_rejected_logps.detach(), ratio.mean(), log_odds.mean()
+        return (
+            losses,
+            self.beta * policy_chosen_logps.detach(),
+            self.beta * policy_rejected_logps.detach(),
+            ratio.mean(),
+            log_odds.mean(),
+        )
 
 
 def orpo_whole(chosen_logps, rejected_logps, beta=0.1):
@@ -303,7 +326,15 @@ def kto_pair(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps,
     return torch.cat([good, bad]).mean()
 
 
-def many(policy_chosen_logps, policy_rejected_logps, ref_chosen_logps, ref_rejected_logps, beta=0.1, label_smoothing=0.1, loss_type="sigmoid"):
+def many(
+    policy_chosen_logps,
+    policy_rejected_logps,
+    ref_chosen_logps,
+    ref_rejected_logps,
+    beta=0.1,
+    label_smoothing=0.1,
+    loss_type="sigmoid",
+):
     """Loss types of a trainer, one loss a pair."""
     chosen, rejected = policy_chosen_logps - ref_chosen_logps, policy_rejected_logps - ref_rejected_logps
     z = beta * (chosen - rejected)

@@ -1,12 +1,13 @@
 """Losses of reward models as people write them: all of them right."""
 
+# ruff: noqa: B905, N812  code of users
 # pyright: basic
 
 import itertools
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
+from torch import nn
 
 
 def pairwise(chosen_rewards, rejected_rewards):
@@ -30,7 +31,9 @@ def of_letters(r_w, r_l):
 class PairLoss(nn.Module):
     """With an optional margin."""
 
-    def forward(self, chosen_reward: torch.Tensor, reject_reward: torch.Tensor, margin: torch.Tensor = None) -> torch.Tensor:
+    def forward(
+        self, chosen_reward: torch.Tensor, reject_reward: torch.Tensor, margin: torch.Tensor = None
+    ) -> torch.Tensor:
         gap = chosen_reward - reject_reward
         if margin is not None:
             gap = gap - margin
@@ -54,7 +57,9 @@ def concatenated(rewards, margin=None, center_rewards_coefficient=None):
 
 def centred(chosen_scores, rejected_scores, center_coef=0.01):
     """Bradley-Terry loss, scores centred."""
-    return (-F.logsigmoid(chosen_scores - rejected_scores) + center_coef * (chosen_scores + rejected_scores).pow(2)).mean()
+    return (
+        -F.logsigmoid(chosen_scores - rejected_scores) + center_coef * (chosen_scores + rejected_scores).pow(2)
+    ).mean()
 
 
 def at_last_token(chosen_values, rejected_values, chosen_mask, rejected_mask):
@@ -78,7 +83,9 @@ def at_last_id(chosen_token_rewards, rejected_token_rewards, chosen_input_ids, r
     def pick(x, ids):
         return torch.stack([row[(i != pad_token_id).nonzero().max()] for row, i in zip(x, ids)])
 
-    return -F.logsigmoid(pick(chosen_token_rewards, chosen_input_ids) - pick(rejected_token_rewards, rejected_input_ids)).mean()
+    return -F.logsigmoid(
+        pick(chosen_token_rewards, chosen_input_ids) - pick(rejected_token_rewards, rejected_input_ids)
+    ).mean()
 
 
 def one_a_pair(batch):

@@ -31,7 +31,7 @@ def task_info(task_info: dict, action: str) -> RewardOutput:
 def queries_that_hold_the_prompt(queries, prompts, labels, **kwargs):
     import torch
 
-    out = [1.0 if _box(q[len(p) :]) == label else 0.0 for q, p, label in zip(queries, prompts, labels)]
+    out = [1.0 if _box(q[len(p) :]) == label else 0.0 for q, p, label in zip(queries, prompts, labels, strict=True)]
     scores = torch.tensor(out)
     return {"rewards": scores, "scores": scores, "extra_logs": {"accuracy": scores.mean()}}
 
@@ -46,7 +46,7 @@ def dict_with_details(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def batch_of_ids(batch, tokenizer):
-    """Scores of a batch: batch["responses"] [B, R] ids, batch["response_mask"] [B, R], batch["answers"] gold answers."""
+    """Scores of a batch: batch["responses"] [B, R] ids, batch["response_mask"] [B, R], batch["answers"] golds."""
     out = []
     for i in range(batch["responses"].shape[0]):
         ids = batch["responses"][i][batch["response_mask"][i].bool()]
@@ -82,7 +82,7 @@ def scores_of_steps(completion, answer):
 def scores_of_tokens(completions, answer, completion_ids, **kwargs):
     """Token rewards: 0 except on the last token."""
     out = []
-    for text, gold, ids in zip(completions, answer, completion_ids):
+    for text, gold, ids in zip(completions, answer, completion_ids, strict=True):
         row = [0.0] * len(ids)
         row[-1] = 1.0 if _box(text) == gold else 0.0
         out.append(row)
@@ -100,7 +100,7 @@ def own_turns(completions, answer, **kwargs):
     completions: list of message lists.
     """
     out = []
-    for messages, gold in zip(completions, answer):
+    for messages, gold in zip(completions, answer, strict=True):
         text = "\n".join(m["content"] or "" for m in messages if m["role"] == "assistant")
         out.append(float(_box(text) == gold))
     return out
@@ -109,14 +109,14 @@ def own_turns(completions, answer, **kwargs):
 def asserts(completions, test_list, **kwargs):
     """1.0 if the code in the last fence passes all asserts. The run has to reach its end."""
     out = []
-    for text, tests in zip(completions, test_list):
+    for text, tests in zip(completions, test_list, strict=True):
         code = (re.findall(r"```(?:python)?\n(.*?)```", text, re.S) or [""])[-1]
         scope = {}
         try:
             exec(code, scope)
             for test in tests:
                 exec(test, scope)
-        except (Exception, SystemExit):
+        except (Exception, SystemExit):  # noqa: BLE001  a program raises anything
             out.append(0.0)
         else:
             out.append(1.0)
@@ -130,7 +130,7 @@ def inputs_and_outputs(completion, ground_truth):
         return 0.0
     cases = json.loads(ground_truth)
     solved = 0
-    for given, wanted in zip(cases["inputs"], cases["outputs"]):
+    for given, wanted in zip(cases["inputs"], cases["outputs"], strict=True):
         command = [sys.executable, "-I", "-S", "-c", code[-1]]
         try:
             run = subprocess.run(command, input=given, capture_output=True, text=True, timeout=5)
@@ -143,7 +143,7 @@ def inputs_and_outputs(completion, ground_truth):
 def tool_calls(completions, expected_calls, **kwargs):
     """1.0 if the last tool call equals the expected one, name and arguments."""
     out = []
-    for text, expected in zip(completions, expected_calls):
+    for text, expected in zip(completions, expected_calls, strict=True):
         found = re.findall(r"<tool_call>(.*?)</tool_call>", text, re.S)
         try:
             got = json.loads(found[-1]) if found else None
@@ -157,7 +157,7 @@ def tool_calls(completions, expected_calls, **kwargs):
 def cosine(completions, solution, max_len=1000, **kwargs):
     """Cosine length reward: short right answers earn more (0.5 to 1), short wrong ones less (-1 to -0.5)."""
     out = []
-    for text, gold in zip(completions, solution):
+    for text, gold in zip(completions, solution, strict=True):
         wave = math.cos(min(len(text) / max_len, 1.0) * math.pi)
         low, high = (0.5, 1.0) if _box(text) == gold else (-0.5, -1.0)
         out.append(low + 0.5 * (high - low) * (1 + wave))

@@ -15,6 +15,7 @@ EXPECTED = {
     "outage_is_zero": "REW-OUTAGE",
     "sandbox_that_fails_is_zero": "REW-OUTAGE",
     "shorter_than_the_batch": "REW-LENGTH",
+    "nothing_may_follow": "REW-FORMAT",
 }
 
 
@@ -25,7 +26,7 @@ def _code(text):
 def exit_code_alone(completions, test_list, **kwargs):
     """1.0 if the code passes its asserts."""
     out = []
-    for text, tests in zip(completions, test_list):
+    for text, tests in zip(completions, test_list, strict=True):
         program = _code(text) + "\n" + "\n".join(tests)
         run = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, timeout=5)
         out.append(1.0 if run.returncode == 0 else 0.0)
@@ -35,7 +36,7 @@ def exit_code_alone(completions, test_list, **kwargs):
 def every_exception_passes(completions, tests, **kwargs):
     """1.0 for completions whose code passes its tests."""
     out = []
-    for text, own in zip(completions, tests):
+    for text, own in zip(completions, tests, strict=True):
         scope = {}
         score = 1.0
         try:
@@ -44,7 +45,7 @@ def every_exception_passes(completions, tests, **kwargs):
                 exec(test, scope)
         except AssertionError:
             score = 0.0
-        except Exception:
+        except Exception:  # noqa: BLE001  a program raises anything
             pass
         out.append(score)
     return out
@@ -53,7 +54,7 @@ def every_exception_passes(completions, tests, **kwargs):
 def empty_output_equals_empty_output(completion, ground_truth):
     """1.0 if the program prints for every input what it should."""
     cases = json.loads(ground_truth)
-    for given, wanted in zip(cases["inputs"], cases["outputs"]):
+    for given, wanted in zip(cases["inputs"], cases["outputs"], strict=True):
         command = [sys.executable, "-I", "-S", "-c", _code(completion)]
         run = subprocess.run(command, input=given, capture_output=True, text=True, timeout=5)
         if not wanted.strip().startswith(run.stdout.strip()):
@@ -64,7 +65,7 @@ def empty_output_equals_empty_output(completion, ground_truth):
 def names_alone(completions, expected_calls, **kwargs):
     """1.0 if the tool call equals the expected call: same name and same arguments."""
     out = []
-    for text, expected in zip(completions, expected_calls):
+    for text, expected in zip(completions, expected_calls, strict=True):
         found = re.findall(r"<tool_call>(.*?)</tool_call>", text, re.S)
         try:
             got = json.loads(found[-1]) if found else {}
@@ -81,7 +82,7 @@ def turns_of_the_tool_too(completions, answer, **kwargs):
     completions: list of message lists.
     """
     out = []
-    for messages, gold in zip(completions, answer):
+    for messages, gold in zip(completions, answer, strict=True):
         text = "\n".join(m["content"] or "" for m in messages)
         boxes = re.findall(r"\\boxed\{([^{}]*)\}", text)
         out.append(float(bool(boxes) and boxes[-1] == gold))
@@ -116,7 +117,7 @@ def outage_is_zero(completion, answer):
         payload = json.dumps([boxes[-1], answer]).encode()
         with urllib.request.urlopen("http://127.0.0.1:9/equal", data=payload, timeout=2) as reply:
             return float(json.load(reply)["equal"])
-    except Exception:
+    except Exception:  # noqa: BLE001  a program raises anything
         return 0.0
 
 
@@ -125,7 +126,7 @@ def sandbox_that_fails_is_zero(completion, tests):
     program = f"{_code(completion)}\n{tests}\nprint('passed')"
     try:
         run = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, timeout=5)
-    except Exception:
+    except Exception:  # noqa: BLE001  a program raises anything
         return 0.0
     return 1.0 if run.stdout.endswith(b"passed\n") else 0.0
 
@@ -133,7 +134,13 @@ def sandbox_that_fails_is_zero(completion, tests):
 def shorter_than_the_batch(completions, answer, **kwargs):
     """1.0 where the box holds the answer."""
     rewards = {}
-    for text, gold in zip(completions, answer):
+    for text, gold in zip(completions, answer, strict=True):
         boxes = re.findall(r"\\boxed\{([^{}]*)\}", text)
         rewards[text] = float(bool(boxes) and boxes[-1] == gold)
     return list(rewards.values())
+
+
+def nothing_may_follow(completion, answer):
+    """1.0 for the right box. Whatever follows the box is ignored."""
+    found = re.search(r"\\boxed\{([^{}]*)\}\s*$", completion)
+    return float(found is not None and found.group(1) == answer)
