@@ -148,9 +148,7 @@ def _without_doubles(b: Binder, root: str, filled: list[tuple[Path, Source]]) ->
     return [(p, s) for p, s in filled if not (isinstance(s, WordSource) and s.word in sure and optional(s))]
 
 
-def _one_shape(
-    filled: list[tuple[Path, Source]], optional: Callable[[WordSource], bool]
-) -> list[tuple[Path, Source]]:
+def _one_shape(filled: list[tuple[Path, Source]], optional: Callable[[WordSource], bool]) -> list[tuple[Path, Source]]:
     """A training sample in one of the shapes that a function knows: as messages, or as prompt and completion."""
     words = {s.word for _, s in filled if isinstance(s, WordSource)}
     other = {"prompt", "prompts", "completion", "completions"} if words & {"messages", "conversations"} else set[str]()

@@ -503,10 +503,18 @@ def _fetch(namespace: Mapping[str, Any], qualname: str) -> _Fetched:
     return _Fetched(function=value, owner=owner, kind=kind, qualname=name)
 
 
-_OF_ENVIRONMENTS = (
-    "step", "make_envs", "build_envs", "env_response", "generate_response", "get_batch", "get_group_builder", "reset",
-)  # fmt: skip
-"""Methods by which a class of environments, or a builder of them, is known; it is examined as a whole."""
+_BUILDS = ("make_envs", "build_envs", "get_batch", "get_group_builder")
+_BEGINS = ("reset", "create", "init", "initial_observation", "start_interaction", "setup_state")
+_ACTS = ("step", "act", "execute", "take_action", "respond", "env_response", "generate_response", "reset")
+
+
+def _of_environment(cls: type) -> str:
+    """A method by which a class of environments, or a builder of them, is known: it is examined as a whole."""
+
+    def has(names: tuple[str, ...]) -> str:
+        return next((n for n in names if callable(getattr(cls, n, None))), "")
+
+    return has(_BUILDS) or (has(_ACTS) if has(_BEGINS) else "")
 
 
 def _call_of(cls: type) -> str:
@@ -519,7 +527,7 @@ def _call_of(cls: type) -> str:
     public = [n for n, v in vars(cls).items() if inspect.isfunction(v) and not n.startswith("_")]
     if len(public) == 1:
         return public[0]
-    known = next((n for n in _OF_ENVIRONMENTS if callable(getattr(cls, n, None))), "")
+    known = _of_environment(cls)
     if known:
         return known
     raise LookupError(f"{cls.__name__} is a class with several methods: {', '.join(public[:6])}; name one of them")

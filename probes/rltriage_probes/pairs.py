@@ -175,6 +175,9 @@ def _scalar(b: Binder, plain: str, number: bool) -> str:
         word = "target_margin" if number and b.role.name == "preference_loss" else ""
     if word == "target_margin" and b.role.name == "reward_model_loss":
         return ""
+    if word == "target_margin" and plain == "gamma" and not _takes_beta(b):
+        text = f"{b.loaded.qualname} {b.loaded.doc}"
+        word = word if re.search(r"simpo|margin", text, re.I) else "beta"  # RSO calls it so
     if word == "penalty_weight" and re.search(r"orpo|odds", f"{b.loaded.qualname} {b.loaded.doc}", re.I):
         word = "beta"
     if (
@@ -190,7 +193,7 @@ def _scalar(b: Binder, plain: str, number: bool) -> str:
 
 
 def _takes_beta(b: Binder) -> bool:
-    return any(n in ("beta", "lam", "lambda_", "dpo_beta") for n in _others(b))
+    return any(_SCALAR_OF.get(n) == "beta" or n in ("lam", "lambda_") for n in _others(b))
 
 
 def read(plain: str, names: Collection[str] = ()) -> Parts:
@@ -285,6 +288,8 @@ def _tensor(b: Binder, p: Parts, plain: str, names: frozenset[str]) -> str:
         return _of_side(p, front) if p.side else _of_both(p, front, names)
     if p.side and p.kind in ("logprob", ""):
         return f"{front}{p.side}_logprobs" if plain or p.kind else ""
+    if plain in ("full_target", "target", "targets"):
+        return "pair_labels"
     if plain in ("delta", "h", "z", "diff"):
         return "preference_logits"
     if plain in ("is_desirable", "desirable", "is_good", "is_chosen", "good_mask"):
@@ -320,10 +325,8 @@ def _has_labels(names: Collection[str]) -> bool:
 
 def _flags_examples(names: Collection[str]) -> bool:
     """Whether labels say of each answer alone whether it is good (KTO)."""
-    flags = any(
-        n in ("labels", "label", "desirable", "is_desirable", "is_good", "is_chosen", "good_mask", "bool_labels")
-        for n in names
-    )
+    plain = [n for n in names if not re.search(r"chosen_(?!$)|rejected|winn|los(e|ing)", n)]
+    flags = any(re.search(r"(^|_)(labels?|desirable|good|is_chosen)(_|$)", n) for n in plain)
     return flags and not any("logits" in n for n in names)
 
 

@@ -124,7 +124,7 @@ def variable(loaded: Loaded, name: str) -> str:
     """A name for an argument that hides nothing which the program uses."""
     taken = {"torch", "numpy", "out", "me", "weights", "space", loaded.qualname.split(".")[0].split("(")[0]}
     name = name if name.isidentifier() and not keyword.iskeyword(name) else "given"
-    return f"{name}_" if name in taken or name in loaded.namespace and name in _HEADS else name
+    return f"{name}_" if name in taken or (name in loaded.namespace and name in _HEADS) else name
 
 
 _HEADS = frozenset(("SimpleNamespace", "Record", "asyncio", "sys", "runpy"))

@@ -300,10 +300,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Entries of a container or record."""
     if isinstance(value, Mapping):
         yield from ((f"[{k!r}]", v) for k, v in value.items())
-    elif isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+    elif names := getattr(value, "_fields", ()):
+        yield from ((f".{n}", getattr(value, n)) for n in names)
+    elif isinstance(value, (list, tuple)):
         yield from ((f"[{i}]", v) for i, v in enumerate(value))
-    elif hasattr(value, "_fields"):
-        yield from ((f".{n}", getattr(value, n)) for n in value._fields)
     elif dataclasses.is_dataclass(value) or type(value).__name__ == "SimpleNamespace":
         yield from ((f".{n}", v) for n, v in vars(value).items())
 
@@ -529,7 +529,7 @@ def _raising(outcome: Raised, bound: Bound, trace: Trace) -> Reproduction:
 def _thrown(bound: Bound, taken: Taken, style: Style, error: str, expected: str) -> Reproduction:
     program = Program.of(bound, (taken,), style, "{0}")
     raised = program.raises()
-    if raised.split(":")[0] != error.split(":")[0]:
+    if raised.partition(":")[0] != error.partition(":")[0]:
         raise _None("its arguments could not be written so that the same is raised")
     code = program.text(f"raises {clip_text(raised, 160)}")
     return Reproduction(code=code, actual=raised, expected=expected, inputs=program.count)

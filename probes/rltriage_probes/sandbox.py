@@ -285,8 +285,10 @@ def zygote_main(root: str = "") -> int:
 
 def _preload() -> None:
     """Import the probes once for all runs. A fault in them is reported by the run that meets it again."""
-    from rltriage_probes import checking, loading, registry, reproduction  # noqa: F401
+    from rltriage_probes import loading, registry
 
+    for name in ("checking", "reproduction"):
+        importlib.import_module(f"rltriage_probes.{name}")
     for name in registry.names():
         try:
             registry.role(name)

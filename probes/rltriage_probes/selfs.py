@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import inspect
 import sys
+import types
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any, ClassVar
@@ -69,6 +70,7 @@ class SingleProcess:
     is_local_main_process = True
     sync_gradients = True
     gradient_accumulation_steps = 1
+    state = types.SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None, num_processes=1, process_index=0)
 
     @property
     def device(self) -> Any:

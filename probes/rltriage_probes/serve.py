@@ -412,7 +412,8 @@ class Supervisor:
         run.lifeline = process.stdin
         self._runs[run.id] = run
         if not isinstance(run.request, CheckRequest):
-            run.deadline = time.monotonic() + (TORCH_S if run.request.op in ("inspect", "describe") else run.limits.timeout_s)
+            imports_torch = run.request.op in ("inspect", "describe")
+            run.deadline = time.monotonic() + (TORCH_S if imports_torch else run.limits.timeout_s)
         self._listen(run, process.stdout, process.stderr)
         run.threads.append(_thread(self._await_exit, run, process))
 

@@ -133,9 +133,9 @@ def _sliced(hints: Hints) -> tuple[Form, ...]:
     if len(shape) == 3 and shape[-1] == "1":
         return (last, plain, shifted, whole)
     if re.search(r"-\s*1$", shape[1]):
-        return (shifted, whole, plain, last)
+        return (shifted,)
     longer_than = re.search(r"[+]", shape[1]) or re.fullmatch(r"S|L|seq\w*|full\w*|total\w*", shape[1])
-    return (whole, shifted, plain, last) if longer_than else (plain, shifted, whole, last)
+    return (whole,) if longer_than else (plain, shifted, whole, last)
 
 
 def _token_rewards(hints: Hints) -> tuple[Form, ...]:
@@ -353,6 +353,10 @@ def _beside_the_point(result: Any, places: Sequence[Any]) -> bool:
     return any(result is place for place in places) and not hasattr(result, "ndim")
 
 
+def _given(value: Any, call: Call) -> bool:
+    return any(invoke.same_numbers(value, v) for v in call.inputs.values())
+
+
 def _new_entries(place: Any, call: Call) -> list[tuple[str, Any]]:
     """Entries of a batch, a stand-in or an object of the user's class, that hold none of the inputs."""
     out: list[tuple[str, Any]] = []
@@ -365,7 +369,7 @@ def _new_entries(place: Any, call: Call) -> list[tuple[str, Any]]:
     for key, value in entries.items():  # pyright: ignore[reportUnknownVariableType]
         if isinstance(value, Mapping):
             out += _new_entries(value, call)
-        elif getattr(value, "ndim", 0) >= 1 and not any(invoke.same_numbers(value, v) for v in call.inputs.values()):  # pyright: ignore[reportUnknownArgumentType]
+        elif getattr(value, "ndim", 0) >= 1 and (kind_of(str(key)) or not _given(value, call)):  # pyright: ignore[reportUnknownArgumentType]
             out.append((str(key), value))  # pyright: ignore[reportUnknownArgumentType]
     return out
 

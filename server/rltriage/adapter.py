@@ -142,7 +142,7 @@ def compose(
     lines = [
         f'"""Adapter of {ref or "a function of yours"} for rltriage.',
         "",
-        "The names of the parameters are rltriage's words (`rltriage adapter --list`), so nothing has to be bound. "
+        "The names of the parameters are rltriage's words (`rltriage adapter --list`), so nothing has to be bound.",
         "Verify it with",
         "",
         f"    [targets.{described.name}]",

@@ -130,7 +130,9 @@ def _add_adapter(commands: Any) -> None:
     )
     p.add_argument("role", nargs="?", metavar="ROLE", help="e.g. advantages")
     p.add_argument("--list", action="store_true", help="show every role's canonical signature")
-    p.add_argument("--ref", default="", metavar="REF", help="your function, file.py:function, or lines, file.py#L10-L20")
+    p.add_argument(
+        "--ref", default="", metavar="REF", help="your function, file.py:function, or lines, file.py#L10-L20"
+    )
     p.add_argument("--out", default="adapter.py", metavar="FILE", help="default: adapter.py")
     p.add_argument("--force", action="store_true", help="replace a file that exists")
     p.add_argument("--python", metavar="P", help="interpreter that loads the function")
@@ -288,7 +290,8 @@ async def _measure_itself(args: argparse.Namespace) -> int:
     for role in args.role:
         if role not in known_roles():
             raise TriageError(
-                f"There is no role {role[:40]!r}{nearest(role, known_roles())}.", do=f"Roles: {', '.join(known_roles())}."
+                f"There is no role {role[:40]!r}{nearest(role, known_roles())}.",
+                do=f"Roles: {', '.join(known_roles())}.",
             )
     chosen = selftest.specimens(args.role)
     verdicts: list[selftest.Verdict] = []
@@ -302,7 +305,13 @@ async def _measure_itself(args: argparse.Namespace) -> int:
     rows, failed = selftest.table(verdicts), [v for v in verdicts if not v.passed]
     if args.json:
         failures = [
-            {"specimen": v.specimen.name, "kind": v.specimen.kind, "role": v.specimen.role, "named": v.named, "ran": v.ran}
+            {
+                "specimen": v.specimen.name,
+                "kind": v.specimen.kind,
+                "role": v.specimen.role,
+                "named": v.named,
+                "ran": v.ran,
+            }
             for v in failed
         ]
         sys.stdout.write(json.dumps({"roles": [asdict(r) for r in rows], "failed": failures}) + "\n")

@@ -115,12 +115,10 @@ def test_an_adapter_verifies_what_it_wraps(project: Path, role: str, ref: str, r
     run = rltriage("adapter", role, "--ref", ref, "--python", sys.executable, cwd=project)
     assert run.returncode == 0, run.stderr
     text = (project / "adapter.py").read_text()
-    if "TODO" in text:
-        words = {"a": "advantages", "m": "completion_mask", "new": "logprobs", "old": "old_logprobs"}
-        for name, word in words.items():
-            text = text.replace(f"{name}=TODO", f"{name}={word}")
-        named = text.index("def policy_loss(") + len("def policy_loss(")
-        text = text[:named] + "logprobs, old_logprobs, advantages, completion_mask" + text[text.index(")", named) :]
+    if "TODO" in text:  # what the names a and m left open, as a user completes it
+        assert "? open: a, m" in run.stdout
+        text = text.replace("a=TODO, m=TODO", "a=advantages, m=completion_mask")
+        text = text.replace("advantages, old_logprobs, ", "advantages, old_logprobs, completion_mask, ")
         (project / "adapter.py").write_text(text)
     report = verified(project, table(run))
     assert not report["findings"], report["findings"]

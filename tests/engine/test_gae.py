@@ -284,7 +284,10 @@ def full_axes() -> dict[str, list[str]]:
 @pytest.mark.parametrize("axis", list(full_axes()))
 def test_the_cases_tell_every_pair_of_options_apart(axis: str) -> None:
     cases = [seen(), seen(holes=True)]
-    base = {**STANDARD, **{"returns": {"whiten": "tokens1"}, "place": {"mask": "raw"}, "dones": {"behind": "given"}}.get(axis, {})}
+    base = {
+        **STANDARD,
+        **{"returns": {"whiten": "tokens1"}, "place": {"mask": "raw"}, "dones": {"behind": "given"}}.get(axis, {}),
+    }
     values = {
         o: [gae.reference(s, {**base, axis: o}, {}).value[:, gae._mask(s) > 0] for s in cases]  # pyright: ignore[reportPrivateUsage]
         for o in full_axes()[axis]

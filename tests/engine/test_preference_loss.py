@@ -525,7 +525,7 @@ KTO_GIVEN = [
 
 
 @pytest.mark.parametrize("have", KTO_GIVEN)
-@pytest.mark.parametrize("shape", [(), (7,)])
+@pytest.mark.parametrize("shape", [(), (cases.EXAMPLES,)])
 def test_every_pair_of_options_of_kto_is_told_apart(have: set[str], shape: tuple[int, ...]) -> None:
     given = Given(frozenset(have))
     several = [seen_of(have, n, shape, uneven="kl_logprobs" in have) for n in cases.NAMES[:2]]

@@ -15,7 +15,16 @@ import torch
 from torch.nn import functional
 
 from rltriage_probes import checking, tolerance
-from rltriage_probes.contract import Agrees, CheckRequest, Diverges, KnownBug, TargetResult, TargetSpec, Violates
+from rltriage_probes.contract import (
+    Agrees,
+    BindingReport,
+    CheckRequest,
+    Diverges,
+    KnownBug,
+    TargetResult,
+    TargetSpec,
+    Violates,
+)
 from rltriage_probes.model import Axis
 from rltriage_probes.reward import process_loss, reward_model_loss, reward_pairs
 from rltriage_probes.solver import Result, Seen
@@ -208,6 +217,11 @@ class _Plain:
     """A subject that says nothing beyond its inputs."""
 
     doc, source, intent = "", "", {}
+    report = BindingReport()
+
+    @property
+    def bound(self) -> _Plain:
+        return self
 
 
 def defaults(axes: tuple[Axis, ...]) -> dict[str, str]:

@@ -148,3 +148,19 @@ def test_setting_the_padding_of_the_stand_in_tokenizer_sets_its_id() -> None:
     tokenizer.pad_token = tokenizer.eos_token
 
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
+
+
+def test_declared_ids_reach_the_attributes_of_a_collator(tmp_path: Path) -> None:
+    """Its own default for the padding is another id than the declared one."""
+    text = (DATA / "sft_labels_right.py").read_text("utf-8")
+    by_id = '            labels[i, f["prompt_length"] : k] = ids[i, f["prompt_length"] : k]\n'
+    assert by_id in text
+    wrong = by_id + "        labels[ids == self.pad_token_id] = self.ignore_index\n"
+    (tmp_path / "module.py").write_text(
+        text.replace(by_id, wrong).replace("pad_token_id=2, ignore", "pad_token_id=0, ignore")
+    )
+    apart = {"eos_token_id": 5, "pad_token_id": 7}
+    same = {"eos_token_id": 7, "pad_token_id": 7}
+
+    assert findings(examine("module.py:Collator.__call__", tmp_path, apart)) == []
+    assert named(examine("module.py:Collator.__call__", tmp_path, same)) == {"SFT-EOS-BY-PAD-ID"}

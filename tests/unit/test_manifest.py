@@ -179,3 +179,22 @@ def test_line_ranges_and_modules_are_refs() -> None:
     refs = ["a.py#L10-L20", "pkg.mod:name", "a/b.py:Class.method", "C:/x/a.py:f"]
     m = inline(targets={f"kl-{i}": {"ref": ref} for i, ref in enumerate(refs)})
     assert [t.ref for t in m.targets] == refs
+
+
+def test_lines_have_inputs_and_an_output_of_their_own() -> None:
+    row = {"ref": "train.py#L10-L20", "inputs": {"scores": "rewards", "n": "=4"}, "output": "adv"}
+    (target,) = inline(targets={"advantages": row}).targets
+    assert target.block == Block(start="10", stop="20", inputs={"scores": "rewards", "n": "=4"}, output="adv")
+    (single,) = inline(targets={"advantages": {"ref": "train.py#L7"}}).targets
+    assert single.block == Block(start="7", stop="7")
+
+
+def test_inputs_without_lines_are_an_error_that_shows_both_ways() -> None:
+    with pytest.raises(ManifestError, match="has inputs and output, but its ref names no lines") as e:
+        inline(targets={"advantages": {"ref": "train.py:f", "inputs": {"a": "rewards"}, "output": "b"}})
+    assert "bind in place of inputs" in e.value.do
+
+
+def test_inputs_and_output_are_text() -> None:
+    with pytest.raises(ManifestError, match="2 problems"):
+        inline(targets={"advantages": {"ref": "train.py#L1-L2", "inputs": {"a": 4}, "output": 4}})

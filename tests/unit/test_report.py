@@ -22,6 +22,7 @@ from rltriage_probes.contract import (
     NotRun,
     Outcome,
     Raised,
+    Reproduction,
     Slot,
     Violates,
 )
@@ -214,3 +215,45 @@ def test_a_problem_is_what_happened_and_what_to_do() -> None:
     two = [line.text for line in render.problem_lines(Problem(happened="2 problems:\n  - a\n  - b", do="  - x\n  - y"))]
     assert one == ["rltriage: No file.", "  do: Write it."]
     assert two == ["rltriage: 2 problems:", "  - a", "  - b", "  do:", "  - x", "  - y"]
+
+
+# Reproductions
+
+PROGRAM = (
+    "import torch\nfrom algos import adv\n\nprint(float(adv(torch.tensor([0.0, 1.0]))[0]))  # 1 where 2 is expected"
+)
+
+
+def reproduced(code: str, why_not: str = "") -> TargetReport:
+    made = Reproduction(code=code, actual=1.0, expected=2.0, inputs=2, why_not=why_not)
+    check = Check(probe="advantages.formula", asks="?", outcome=BUG, reproduction=made)
+    return target().model_copy(update={"checks": (check,)})
+
+
+def test_a_finding_carries_its_program_into_text_and_json() -> None:
+    made = report(reproduced(PROGRAM))
+    assert made.as_json()["findings"][0]["reproduction"]["code"] == PROGRAM
+    lines = [line.text for line in render.report_lines(made)]
+    at = lines.index("      reproduce, in the project's folder:")
+    assert lines[at + 1 : at + 4] == [f"      | {row}" for row in PROGRAM.splitlines() if row]
+
+
+def test_where_there_is_no_program_the_json_says_why_and_the_text_nothing() -> None:
+    made = report(reproduced("", "a Tokenizer can't be written as a literal"))
+    assert made.as_json()["findings"][0]["reproduction"]["why_not"].startswith("a Tokenizer")
+    assert not any("reproduce" in line.text for line in render.report_lines(made))
+
+
+def test_a_printed_program_is_bounded_and_cannot_move_the_cursor() -> None:
+    long = "\n".join(f"x{i} = '{'y' * 900}\x1b[2J\u202e'" for i in range(60))
+    rows = render.program_rows(long)
+    assert len(rows) == render.PROGRAM_LINES + 1 and rows[-1].startswith("# ...")
+    assert all(len(row) <= render.PROGRAM_WIDTH + 40 and "\x1b" not in row and "\u202e" not in row for row in rows)
+
+
+def test_a_check_that_only_confirms_lends_its_program_to_a_finding_that_has_none() -> None:
+    without = Check(probe="a.formula", asks="?", outcome=BUG, reproduction=None)
+    made = Reproduction(code=PROGRAM, actual=1.0, expected=2.0)
+    confirms = Check(probe="a.other", asks="?", outcome=BUG, reproduction=made)
+    (finding,) = findings_of(target().model_copy(update={"checks": (without, confirms)}))
+    assert finding.reproduction == made

@@ -582,7 +582,9 @@ def _alive(row: _Row, steps: list[int], options: Mapping[str, str]) -> tuple[lis
     starts = [*row.dones[1:], row.last_done]
     ends = row.dones
     mixed = [*row.dones[:-1], row.last_done]
-    by = {"before": starts, "after": ends, "mixed": mixed}.get(done, starts if options.get("done kind") == "before" else ends)
+    by = {"before": starts, "after": ends, "mixed": mixed}.get(
+        done, starts if options.get("done kind") == "before" else ends
+    )
     kept = [b * (by[i] if done == "inverted" else 1.0 - by[i]) for b, i in zip(base, steps, strict=True)]
     return (base if done == "recursion only" else kept), (base if done == "bootstrap only" else kept)
 

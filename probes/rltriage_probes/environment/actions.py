@@ -20,7 +20,9 @@ MAX_ACTIONS = 40
 MALFORMED = ("", " ", "I am not sure.", "<answer>", "{", "\x00", "42" * 40)
 """What a policy says early in training."""
 _SUM = re.compile(r"(-?\d+)\s*([-+*x×·/])\s*(-?\d+)")
-_GOLD = re.compile(r"answer|solution|gold|target|secret|truth|expected|label|goal|hidden|password|result", re.I)
+_GOLD = re.compile(
+    r"answer|solution|gold|target|secret|truth|expected|label|goal|hidden|password|result|word|number", re.I
+)
 _VERBS = frozenset("strip lower upper casefold split startswith endswith find rfind partition splitlines".split())
 
 
@@ -233,7 +235,7 @@ def wraps(name: str, annotation: str, sources: Sources) -> Iterator[Wrap]:
         return {**shown, **label, **made, "action": str(action)}
 
     def arguments(action: Any) -> Any:
-        return action if isinstance(action, dict) else {k: str(action) for k in sources.keys}
+        return action if isinstance(action, dict) else {k: str(action) for k in sources.keys}  # as JSON would bring it
 
     tool: Wrap = ("a tool call's arguments", arguments)
     plain: Wrap = ("as it is", lambda action: action)

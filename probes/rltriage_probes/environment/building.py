@@ -126,6 +126,8 @@ class Sources:
         options: list[tuple[str, list[Candidate], bool]] = []
         missing: list[str] = []
         for p in parameters:
+            if p.kind is p.VAR_POSITIONAL:
+                continue
             if p.kind is p.VAR_KEYWORD:
                 options += [(k, [_column(k, self.chat)], False) for k in self._entries_of(p.name)]
                 continue

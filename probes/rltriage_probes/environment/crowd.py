@@ -25,7 +25,7 @@ from rltriage_probes.texts import agrees, violates
 INSTANCES = 128
 THREADS = 16
 LONGEST_S = 4.0
-PROCESSES = 3
+PROCESSES = 2
 PROCESS_S = 10.0
 
 

@@ -45,7 +45,7 @@ _DONES = (
     "terminal",
     "should_terminate",
 )
-_STATES = ("state", "env_state", "instance_id", "episode_id", "state_dict", "states", "session_id")
+STATES = ("state", "env_state", "instance_id", "episode_id", "state_dict", "states", "session_id")
 
 
 def method_of(cls: type, names: Sequence[str]) -> str:
@@ -54,7 +54,19 @@ def method_of(cls: type, names: Sequence[str]) -> str:
 
 
 _NO_TOOLS = frozenset(
-    (*RESETS, *BUILDERS, *BATCHES, "close", "render", "seed", "copy", "clone", "release", "calc_reward", "finalize_interaction")
+    (
+        *RESETS,
+        *BUILDERS,
+        *BATCHES,
+        "close",
+        "render",
+        "seed",
+        "copy",
+        "clone",
+        "release",
+        "calc_reward",
+        "finalize_interaction",
+    )
 )
 
 
@@ -75,7 +87,7 @@ def is_environment(value: Any) -> bool:
     cls = value if isinstance(value, type) else type(value)
     if cls.__module__.split(".")[0] in ("builtins", "torch", "numpy", "random"):
         return False
-    return bool(method_of(cls, RESETS[:11]) and step_method(cls)) and not method_of(cls, (*BUILDERS, *BATCHES))
+    return bool(method_of(cls, RESETS[:12]) and step_method(cls)) and not method_of(cls, (*BUILDERS, *BATCHES))
 
 
 def is_builder(value: Any) -> bool:
@@ -180,17 +192,17 @@ class Lab:
         self.root = root
         self.file = file
 
-    def call(self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop | None = None) -> Any:
+    def call(self, function: Callable[[], Any], loop_of: Callable[[], asyncio.AbstractEventLoop] | None = None) -> Any:
         """The result, awaited where that is wanted. Raises `CallFailed`."""
 
         def run() -> Any:
             got = function()
             if inspect.isawaitable(got):
-                runner = loop or asyncio.new_event_loop()
+                runner = loop_of() if loop_of else asyncio.new_event_loop()
                 try:
                     return runner.run_until_complete(_as_coroutine(got))
                 finally:
-                    if loop is None:
+                    if loop_of is None:
                         runner.close()
             return got
 
@@ -243,7 +255,7 @@ class Session:
         """Raises `CallFailed`."""
         self._raw_action = self.calls.wrap(copy.deepcopy(action))
         positional, named = fill(self.calls.extra, self.at)
-        for name in [n for n in named if n in _STATES]:
+        for name in [n for n in named if n in STATES]:
             named[name] = named[name] if self.state is None else self.state
         if self.calls.action_name == "*":
             positional = [self._raw_action]
@@ -273,9 +285,13 @@ class Session:
             self.loop.close()
             self.loop = None
 
-    def _timed(self, what: str, function: Callable[[], Any]) -> Any:
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """One event loop for the session: what an environment keeps may belong to it."""
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
+        return self.loop
+
+    def _timed(self, what: str, function: Callable[[], Any]) -> Any:
         if self.threaded or self.states is None:
             return self._clocked(what, function)
         outer = world.global_states()
@@ -288,7 +304,7 @@ class Session:
 
     def _clocked(self, what: str, function: Callable[[], Any]) -> Any:
         started = time.perf_counter()
-        result = self.lab.call(function, self.loop)
+        result = self.lab.call(function, self._loop)
         self.seconds.append((what, time.perf_counter() - started))
         return result
 
@@ -300,9 +316,11 @@ def _reward_key(reward: Any) -> Any:
 
 def _state_of(result: Any, named: Mapping[str, Any]) -> Any:
     """What later calls identify the episode by: a state that `reset` returned, or the id that it was given."""
-    given = next((v for k, v in named.items() if k in _STATES), None)
+    given = next((v for k, v in named.items() if k in STATES), None)
     if isinstance(result, dict) and given is not None and not isinstance(given, str):
         return {**given, **result} if isinstance(given, dict) else result
+    if given is None and isinstance(result, tuple) and result and isinstance(result[0], str):
+        return result[0]
     return given if given is not None else result
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rltriage_probes.contract import Agrees, Check, Convention, Number
-from rltriage_probes.environment import actions
+from rltriage_probes.environment import actions, world
 from rltriage_probes.environment.building import LIMITS, Situation
 from rltriage_probes.environment.driving import Session, Step, Trace, as_number
 from rltriage_probes.environment.snapshots import frozen
@@ -132,6 +132,21 @@ class Exam:
         if not self.tried:
             self.tried = [Tried(*self._any(todo))]
         self._arrange()
+        self.target.draws = any(self._draws(play) for play in self.plays)
+
+    def _draws(self, play: Play) -> bool:
+        """Whether making an environment and playing this changes the process's generators."""
+        self.target.world.restore()
+        with world.kept_globals():
+            world.seed_globals(NOISE)
+            before = world.fingerprints()
+            session = plain_session(self.target, self.target.recipe.make(Situation()))
+            try:
+                session.episode(play.actions)
+                session.reset()
+            finally:
+                session.close()
+            return world.fingerprints() != before
 
     def _any(self, todo: Sequence[actions.Action]) -> tuple[Any, str, Step]:
         """An action that raises nothing, however often it is tried. Raises `CallFailed`."""

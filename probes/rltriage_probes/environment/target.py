@@ -22,6 +22,7 @@ from rltriage_probes.environment.driving import (
     BATCHES,
     BUILDERS,
     RESETS,
+    STATES,
     STEPS,
     Calls,
     Lab,
@@ -29,8 +30,8 @@ from rltriage_probes.environment.driving import (
     is_builder,
     is_environment,
     method_of,
-    step_method,
     short,
+    step_method,
 )
 from rltriage_probes.environment.snapshots import frozen
 from rltriage_probes.invoke import NotReached
@@ -91,6 +92,8 @@ class EnvironmentTarget:
         self.world = scene
         self.settings: Mapping[str, Any] = dict(sources.settings)
         self.report = _report(recipe, calls)
+        self.draws = True
+        """Whether it may draw from the process's generators, so that runs have to be given states of their own."""
 
     def session(
         self, at: Situation, noise: int | None = NOISE, *, restore: bool = True, threaded: bool = False
@@ -98,7 +101,7 @@ class EnvironmentTarget:
         """A new environment in a world as it was at the beginning. `noise` None: with the process's own generators."""
         if restore:
             self.world.restore()
-        if threaded or noise is None:
+        if threaded or noise is None or not self.draws:
             made = self.recipe.make(at)
             return Session(self.lab, made.members[0], self.calls, at, threaded=threaded), made
         with world.kept_globals():
@@ -324,7 +327,8 @@ class _Search:
         if not parameters:
             yield Calls(reset, step, places, "*", lambda action: action, "as it is")
             return
-        at = next((i for i, p in enumerate(parameters) if _is_action(p.name)), 0)
+        others = (i for i, p in enumerate(parameters) if p.name not in STATES)
+        at = next((i for i, p in enumerate(parameters) if _is_action(p.name)), next(others, 0))
         chosen = parameters[at]
         free = [p for i, p in enumerate(parameters) if i != at and p.kind is not p.VAR_POSITIONAL]
         function = _with_parameters(free)
@@ -373,7 +377,8 @@ class _Search:
 def _is_action(name: str) -> bool:
     return (
         re.search(
-            r"action|response|completion|message|text|move|answer|command|output|reply|guess|state_dict|tokens", name
+            r"action|response|completion|message|text|move|answer|command|output|reply|guess|state_dict|tokens|parameters",
+            name,
         )
         is not None
     )

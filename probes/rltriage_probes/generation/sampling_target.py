@@ -417,10 +417,11 @@ class _Binder:
             scene = stage.scene
             return Settings(
                 do_sample=scene.sample, temperature=scene.temperature or 1.0, top_p=scene.top_p or 1.0,
-                top_k=scene.top_k or 0, max_new_tokens=scene.max_new_tokens, num_return_sequences=scene.n,
+                top_k=scene.top_k or 0, max_new_tokens=scene.max_new_tokens,
                 eos_token_id=stage.tokenizer.eos_token_id, pad_token_id=stage.tokenizer.pad_token_id,
             )  # fmt: skip
 
+        self.words |= {"temperature", "top_p", "top_k", "max_new_tokens"}
         return [Form("a generation config", give)]
 
     def _prompts(self, name: str, hint: str) -> list[Form]:

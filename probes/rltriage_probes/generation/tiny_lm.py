@@ -174,6 +174,14 @@ class TableModel(nn.Module):
         """Whether it ever ran in training mode."""
         self.eval()
 
+    is_gradient_checkpointing = False
+    base_model_prefix = "model"
+
+    def gradient_checkpointing_enable(self, *_: Any, **__: Any) -> None:
+        pass
+
+    gradient_checkpointing_disable = enable_input_require_grads = gradient_checkpointing_enable
+
     @property
     def device(self) -> torch.device:
         return self.table.device

@@ -410,17 +410,15 @@ def _layout(given: Given) -> Axis:
 
 def _divergence(given: Given) -> Axis:
     plain = Option(name="reverse", standing="standard")
-    if not (given.has("ref_") or "chosen_logratios" in given.have):
-        return Axis(name="divergence", options=(plain,))
-    return Axis(
-        name="divergence",
-        options=(
-            plain,
+    options = [plain]
+    if given.has("ref_") or "chosen_logratios" in given.have:
+        options += [
             _option("forward", "forward-KL scores", "f-DPO, arXiv:2309.16240"),
             _option("js", "Jensen-Shannon scores", "f-DPO, arXiv:2309.16240"),
-        ),
-        when=lambda o: o["reference"] == "subtracted",
-    )
+        ]
+    elif given.has("") and "nll_weight" in given.have:
+        options.append(_option("alpha", "AlphaPO scores", "AlphaPO, arXiv:2501.03884"))
+    return Axis(name="divergence", options=tuple(options), when=lambda o: not o["loss"].startswith("odds"))
 
 
 def _likelihood(given: Given, algorithm: str) -> Axis:

@@ -11,7 +11,7 @@ from rltriage_probes.model import Case, Subject
 from rltriage_probes.solver import Seen
 
 PAIRS, CHOSEN_WIDTH, REJECTED_WIDTH, VOCABULARY = 6, 7, 5, 4
-EXAMPLES, MISMATCHED = 7, 5
+EXAMPLES, MISMATCHED = 2 * PAIRS, 5
 IGNORE = -100
 SIDES = ("chosen", "rejected")
 
@@ -100,7 +100,7 @@ def _examples(name: str, g: torch.Generator) -> dict[str, object]:
     ]
     return {
         "example_logprobs": policy, "ref_example_logprobs": policy - drift + noise[0],
-        "desirable": torch.tensor([True, False, False, True, False, True, False]),
+        "desirable": torch.arange(EXAMPLES) % 5 % 2 == 0,
         "kl_logprobs": other, "ref_kl_logprobs": other - drift + noise[1],
         "kl_estimate": torch.tensor(0.4 if name == NAMES[0] else 0.15),
     }  # fmt: skip

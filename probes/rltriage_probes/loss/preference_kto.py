@@ -223,9 +223,8 @@ class Reference:
         return (kl_good, kl_bad) if o["kl gradient"] == "flows" else (kl_good.detach(), kl_bad.detach())
 
     def _weights(self, s: Seen, how: str) -> tuple[float, float]:
-        found = [
-            float(s.inputs[w]) if w in self.given.have else 1.0 for w in ("desirable_weight", "undesirable_weight")
-        ]  # type: ignore[arg-type]
+        words = ("desirable_weight", "undesirable_weight")
+        found = [self._setting(s, {}, w) if w in self.given.have else 1.0 for w in words]
         if how == "ignored":
             return 1.0, 1.0
         return (found[1], found[0]) if how == "exchanged" else (found[0], found[1])

@@ -87,8 +87,11 @@ def _of_pairs(subject: Subject, given: Given, narrow: bool = False) -> Formula:
         made = axes_of_pairs.axes(subject, given, seen)
         return axes_of_pairs.narrowed(made) if narrow else made
 
+    # EXO takes the log of the smoothing
+    names = cases.NAMES[:2] if axes_of_pairs.wanted(subject) == "exo" else cases.NAMES
+
     return Formula(
-        probe="preference_loss.formula", asks=ASKS, cases=tuple(cases.pairs(n) for n in cases.NAMES),
+        probe="preference_loss.formula", asks=ASKS, cases=tuple(cases.pairs(n) for n in names),
         reference=pairs.Reference(given), observe=cases.observe, axes=axes, max_pitfalls=2 if narrow else 1,
         knobs=lambda seen: axes_of_pairs.knobs(subject, given),
         nothing_fits="no known preference loss gives these numbers",

@@ -80,7 +80,8 @@ class Reference:
             c = {"subtracted": c - ref_gap, "added": c + ref_gap}.get(o["reference"], c)
         else:
             c, r = _cut((surrogate.tensor(s, "preference_logits"), torch.zeros(())), o["gradient"])
-        c, r = _diverging(c, o["divergence"]), _diverging(r, o["divergence"])
+        alpha = self._setting(s, {}, "nll_weight")
+        c, r = _diverging(c, o["divergence"], alpha), _diverging(r, o["divergence"], alpha)
         c, r = torch.broadcast_tensors(c, r)
         return {"chosen": (c, r), "rejected": (r, c), "both": (c, -r), "neither": (-c, r)}[o["direction"]]
 
@@ -295,9 +296,11 @@ def _cut(scores: Scores, how: str) -> Scores:
     )
 
 
-def _diverging(x: Tensor, how: str) -> Tensor:
+def _diverging(x: Tensor, how: str, alpha: float) -> Tensor:
     if how == "forward":
         return 1 - (-x).exp()
+    if how == "alpha":
+        return (1 - (-alpha * x).exp()) / alpha if alpha else x
     return math.log(2) + logsigmoid(x) if how == "js" else x
 
 

@@ -10,6 +10,7 @@ read from a causal model is the one at the last real token, the only one that ha
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -149,7 +150,8 @@ def observe(subject: Subject, case: Case, wrt: Sequence[str] = DIFFERENTIATED) -
 def axes(subject: Subject, have: frozenset[str], seen: Sequence[Seen]) -> tuple[Axis, ...]:
     return (
         _loss(), _two("direction", "chosen", "rejected", SWAPPED), _two("sign", "plus", "minus", SIGN),
-        _margin(have), _centre(have), _token(have), _layout(have), _ranking(have), _reduction(subject, seen),
+        _margin(subject, have), _centre(subject, have), _token(have), _layout(have), _ranking(have),
+        _reduction(subject, seen),
         Axis(
             name="gradient",
             options=(
@@ -180,25 +182,34 @@ def _loss() -> Axis:
     )
 
 
-def _margin(have: frozenset[str]) -> Axis:
+def _unread(subject: Subject, word: str) -> bool:
+    """Whether what holds this input is a parameter that the function's body never looks at."""
+    paths = [s.path for s in subject.bound.report.slots if s.meaning == word]
+    return bool(paths) and all(len(re.findall(rf"\b{re.escape(x)}\b", subject.source)) == 1 for x in paths)
+
+
+def _margin(subject: Subject, have: frozenset[str]) -> Axis:
     if "margin" not in have:
         return Axis(name="margin", options=(Option(name="none", standing="standard"),))
-    wrong = ("plus", "none", "times", "outside")
+    wrong = ("plus", "times", "outside")
+    none = Option(name="none", says="a margin that is taken and never read")
     return Axis(
         name="margin",
         options=(
             Option(
                 name="minus", standing="standard", says="margin of each pair", source="Llama 2, arXiv:2307.09288 eq. 2"
             ),
+            probing.wrong_here(none, MARGIN, not _unread(subject, "margin")),
             *(probing.as_pitfall(n, MARGIN) for n in wrong),
         ),
     )
 
 
-def _centre(have: frozenset[str]) -> Axis:
+def _centre(subject: Subject, have: frozenset[str]) -> Axis:
     if "center_coef" not in have:
         return Axis(name="centre", options=(Option(name="none", standing="standard"),))
-    wrong = ("none", "minus", "difference", "no square", "square of the mean", "unweighted")
+    none = Option(name="none", says="a centring weight that is taken and never read")
+    wrong = ("minus", "difference", "no square", "square of the mean", "unweighted")
     return Axis(
         name="centre",
         options=(
@@ -206,6 +217,7 @@ def _centre(have: frozenset[str]) -> Axis:
                    source="arXiv:2312.09244, TRL center_rewards_coefficient"),
             Option(name="each", says="square of each score added"),
             Option(name="each, halved", says="mean square of the scores added"),
+            probing.wrong_here(none, CENTRE, not _unread(subject, "center_coef")),
             *(probing.as_pitfall(n, CENTRE) for n in wrong),
         ),
     )  # fmt: skip

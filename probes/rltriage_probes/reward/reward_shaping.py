@@ -321,9 +321,9 @@ def _number(subject: Subject, word: str) -> float | None:
 
 def _case(name: str, limit: int, buffer: int, *, holes: bool = False) -> Case:
     start = limit - buffer
-    wanted = [limit + 1, limit, limit - 1, start + max(1, buffer // 2), start + 1, start, max(1, start - 1)]
+    wanted = [limit + 2 * buffer, limit, limit - 1, start + max(1, buffer // 2), start + 1, start, max(1, start - 1)]
     lengths = torch.tensor([max(1, n) for n in wanted])
-    b, t = len(wanted), limit + 2
+    b, t = len(wanted), limit + 2 * buffer + 1
     g = probing.generator(name)
     mask = (torch.arange(t)[None] < lengths[:, None]).float()
     if holes:
@@ -573,7 +573,7 @@ def _knobs(subject: Subject) -> tuple[Knob, ...]:
         else:
             found = probing.knob(subject, name, (word,), usual[name], active=active[name])
             # a penalty as large as the buffer is one that was not divided by it
-            values = found.values if found.known or name != "factor" else tuple(x for x in found.values if x <= 1)
+            values = found.values if found.known or name != "factor" else tuple(x for x in found.values if 0 < x <= 1)
             made.append(dataclasses.replace(found, values=values))
     return tuple(made)
 
@@ -606,8 +606,8 @@ ROLE = Role(
     asks="scores (and KL or lengths) -> rewards [B, T] or [B]",
     takes=(
         "rewards", "token_rewards", "logprobs", "old_logprobs", "ref_logprobs", "token_kl", "completion_mask",
-        "lengths", "beta", "max_completion_length", "buffer_length", "penalty_factor", "reward_clip", "last_index", "token_ids",
-        "kl_estimator", "eps",
+        "lengths", "beta", "max_completion_length", "buffer_length", "penalty_factor", "reward_clip", "last_index",
+        "token_ids", "kl_estimator", "eps",
     ),
     needs=(("rewards", "token_rewards", "token_kl", "lengths", "token_ids", "completion_mask"),),
     returns="per sample",

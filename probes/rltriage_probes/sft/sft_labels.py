@@ -77,8 +77,10 @@ def example(intent: Mapping[str, Any]) -> Case:
     tokenizer = ChatTokenizer(markers=("<|begin_of_text|>",))
     tokenizer.bos_token = "<|begin_of_text|>"  # noqa: S105  no password
     pairs = [samples.templated(i, tokenizer, samples.INSTRUCTION, samples.RESPONSE) for i in range(3)]
-    settings = _settings(EOS, PAD, tokenizer)
-    inputs = {**samples.columns(samples.with_marker(settings["response_template_ids"], EOS)), **settings}
+    eos, pad = (intent.get(k) for k in ("eos_token_id", "pad_token_id"))
+    eos, pad = (eos, pad) if isinstance(eos, int) and isinstance(pad, int) else (EOS, PAD)
+    settings = _settings(eos, pad, tokenizer)
+    inputs = {**samples.columns(samples.with_marker(settings["response_template_ids"], eos)), **settings}
     inputs |= _texts([s for s, _ in pairs], [t for _, t in pairs])
     return Case(name="three samples", inputs=inputs)
 
@@ -185,7 +187,8 @@ def run(subject: Subject) -> Iterator[Check]:
 
 def _exam(subject: Subject, by_text: bool, *, same: bool) -> _Exam | None:
     """The exam with one id, or two, for end token and padding; None where the other was declared or is fixed."""
-    known = {k: subject.bound.settings.get(k, subject.intent.get(k)) for k in ("eos_token_id", "pad_token_id")}
+    fixed = {k: v for k, v in subject.bound.settings.items() if k not in subject.bound.names}
+    known = {k: fixed.get(k, subject.intent.get(k)) for k in ("eos_token_id", "pad_token_id")}
     eos, pad = known["eos_token_id"], known["pad_token_id"]
     both = isinstance(eos, int) and isinstance(pad, int)
     declared = all(isinstance(subject.intent.get(k), int) for k in known)

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from openrlhf.utils.agent import AgentInstanceBase
-from verl.tools.base_tool import BaseTool
 
 
 class OpenRLHFAgent(AgentInstanceBase):
@@ -32,8 +31,8 @@ class OpenRLHFAgent(AgentInstanceBase):
         }
 
 
-class VerlTool(BaseTool):
-    """verl: one tool object, an instance id for each trajectory."""
+class VerlTool:
+    """verl's `BaseTool`: one tool object, an instance id for each trajectory."""
 
     def __init__(self, config: dict, tool_schema=None):
         self.config = config

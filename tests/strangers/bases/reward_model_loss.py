@@ -1,5 +1,6 @@
 """Right losses of reward models."""
 
+import torch
 import torch.nn.functional as F
 
 ROLE = "reward_model_loss"
