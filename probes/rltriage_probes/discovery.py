@@ -392,7 +392,55 @@ def _reward(c: Candidate) -> Scored:
     return s
 
 
+def _gae(c: Candidate) -> Scored:
+    s = Scored(score=0.0)
+    good = r"gae|advantages?_and_returns|advantage_return|(discounted|lambda|cumulative|compute)_returns|td_lambda"
+    s.add(0.45, "its name", _name(c, good, r"loss|grpo|outcome|metric|log_|group"))
+    s.add(0.25, "takes values", c.means("gae", "values"))
+    s.add(0.15, "takes token rewards", c.means("gae", "token_rewards", "rewards"))
+    s.add(0.2, "takes lambda or a discount", c.means("gae", "lam", "gamma"))
+    s.add(0.1, "goes backward", c.does("reversed", "flip") or re.search(r"-1, -1\)|\[::-1\]", c.body))
+    s.add(
+        -0.5,
+        "",
+        c.does("backward") or c.means("gae", "group_ids") or c.means("policy_loss", "logprobs", "old_logprobs"),
+    )
+    s.add(-0.4, "", not c.means("gae", "values", "gamma"))
+    return s
+
+
+def _value_loss(c: Candidate) -> Scored:
+    s = Scored(score=0.0)
+    s.add(
+        0.45, "its name", _name(c, r"(value|critic|vf|v)_?loss|(value|critic)_?function_?loss", r"reward_model|policy")
+    )
+    s.add(0.25, "takes values", c.means("value_loss", "values", "old_values"))
+    s.add(0.25, "takes returns", c.means("value_loss", "returns"))
+    s.add(0.1, "squares", c.does("square", "pow", "mse_loss", "huber_loss", "smooth_l1_loss") or "** 2" in c.body)
+    s.add(-0.5, "", c.does("backward") or c.means("policy_loss", "logprobs", "old_logprobs"))
+    s.add(-0.3, "", not c.means("value_loss", "values", "old_values") or "return" not in c.body)
+    return s
+
+
+def _reward_shaping(c: Candidate) -> Scored:
+    s = Scored(score=0.0)
+    good = r"kl_penalty|reward_kl|token_rewards|shap|overlong|length_penalt|soft_punish|rewards?_ppo|compute_rewards?$"
+    s.add(0.4, "its name", _name(c, good, r"advantage|policy|loss|controller|config|metric"))
+    penalised = c.means("reward_shaping", "ref_logprobs", "token_kl") and c.means("reward_shaping", "beta")
+    s.add(0.3, "takes a KL and its weight", penalised)
+    s.add(0.3, "takes a buffer before the limit", c.means("reward_shaping", "buffer_length") or "buffer_len" in c.body)
+    s.add(0.2, "takes scores", c.means("reward_shaping", "rewards", "token_rewards"))
+    s.add(0.1, "takes lengths or a mask", c.means("reward_shaping", "lengths", "completion_mask", "token_ids"))
+    s.add(-0.5, "", c.does("backward", "generate") or c.means("policy_loss", "advantages") or c.means("gae", "values"))
+    s.add(-0.4, "", not re.search(r"reward|score|penalt", c.body))
+    s.add(-0.4, "", c.means("advantages", "group_ids"))
+    return s
+
+
 _SCORES: dict[str, Callable[[Candidate], Scored]] = {
+    "gae": _gae,
+    "value_loss": _value_loss,
+    "reward_shaping": _reward_shaping,
     "reward": _reward,
     "advantages": _advantages,
     "logprobs": _logprobs,
@@ -402,7 +450,9 @@ _SCORES: dict[str, Callable[[Candidate], Scored]] = {
     "completion_mask": _completion_mask,
     "decode": _decode,
 }
-_SEVERAL = frozenset(("reward", "decode", "policy_loss", "advantages", "logprobs", "completion_mask"))
+_SEVERAL = frozenset(
+    ("reward", "reward_shaping", "gae", "decode", "policy_loss", "advantages", "logprobs", "completion_mask")
+)
 
 
 def _choose(candidates: Sequence[Candidate]) -> tuple[list[Found], list[Found]]:

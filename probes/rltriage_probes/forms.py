@@ -30,13 +30,6 @@ ROW_WORDS = frozenset(
     "returns token_losses second_mask ref_logits token_weights next_values dones alive token_kl".split()
 )
 """Words with one row a sequence."""
-SAMPLE_WORDS = ROW_WORDS | frozenset(
-    "rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts "
-    "operand_lists prompt_ids is_truncated kept_rows last_value last_done last_index prompt_values "
-    "sample_ids prompt_id_lists completion_id_lists label_lists mask_lists prompt_lengths answer_spans conversations "
-    "attention_lists sample_lengths".split()
-)
-"""Words with one entry a sample."""
 PAIR_WORDS = frozenset(
     "chosen_logprobs rejected_logprobs ref_chosen_logprobs ref_rejected_logprobs chosen_lengths rejected_lengths "
     "chosen_rewards rejected_rewards margin chosen_logratios rejected_logratios policy_logratios ref_logratios "
@@ -46,7 +39,13 @@ PAIR_WORDS = frozenset(
     "chosen_ids rejected_ids".split()
 )
 """Words with one entry a pair of answers."""
-SAMPLE_WORDS |= PAIR_WORDS
+SAMPLE_WORDS = ROW_WORDS | PAIR_WORDS | frozenset(
+    "rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts "
+    "operand_lists prompt_ids is_truncated kept_rows last_value last_done last_index prompt_values "
+    "sample_ids prompt_id_lists completion_id_lists label_lists mask_lists prompt_lengths answer_spans conversations "
+    "attention_lists sample_lengths".split()
+)
+"""Words with one entry a sample."""
 MASKS = frozenset(("attention_mask", "completion_mask", "is_last_step", "second_mask"))
 FLOATS = ROW_WORDS - {"token_ids", "labels", "attention_mask"} | {"rewards"}
 SINGLES = {

@@ -104,6 +104,8 @@ def meaning(b: Binder, root: str, name: str, path: Any, annotation: str, default
         return "", "", False
     number = isinstance(default, (int, float)) or annotation in ("float", "int", "Optional[float]", "float | None")
     word = _scalar(b, plain, number)
+    if word == "beta" and not path and root not in b.facts.reads and _other_weight(b, plain):
+        return "", "", False
     how = "name"
     if not word and not number:
         names = _others(b)
@@ -190,6 +192,11 @@ def _scalar(b: Binder, plain: str, number: bool) -> str:
     if word == "beta" and b.role.name == "reward_model_loss":
         return ""
     return word
+
+
+def _other_weight(b: Binder, plain: str) -> bool:
+    """Whether the weight that is read has another name than this one, which is not."""
+    return any(n != plain and (_SCALAR_OF.get(n) == "beta" or n in ("lam", "lambda_")) for n in _others(b))
 
 
 def _takes_beta(b: Binder) -> bool:
@@ -326,7 +333,7 @@ def _has_labels(names: Collection[str]) -> bool:
 def _flags_examples(names: Collection[str]) -> bool:
     """Whether labels say of each answer alone whether it is good (KTO)."""
     plain = [n for n in names if not re.search(r"chosen_(?!$)|rejected|winn|los(e|ing)", n)]
-    flags = any(re.search(r"(^|_)(labels?|desirable|good|is_chosen)(_|$)", n) for n in plain)
+    flags = any(re.search(r"(^|_)(labels?(?!_(smooth|noise))|desirable|good|is_chosen)(_|$)", n) for n in plain)
     return flags and not any("logits" in n for n in names)
 
 

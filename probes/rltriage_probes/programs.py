@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import inspect
 import keyword
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -173,8 +174,11 @@ class Program:
         )  # fmt: skip
 
     def run(self) -> Number | None:
-        """The number that it prints; None where it fails."""
+        """The number that it prints; None where it fails. Raises `Unwritable` where chance decides on it."""
+        before = _chance()
         value = self._value()
+        if value is not None and _chance() != before:
+            raise Unwritable("a function that draws random numbers")
         return tolerance.number(value) if isinstance(value, (int, float)) else None
 
     def run_pair(self) -> tuple[Number, Number] | None:
@@ -323,6 +327,13 @@ def block_lines(loaded: Loaded) -> tuple[int, int, str]:
 def said(value: Number | str) -> str:
     """A number as a comment has it."""
     return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def _chance() -> tuple[object, ...]:
+    """State of the generators of random numbers that everybody shares."""
+    shared = sys.modules.get("numpy.random")
+    drawn = repr(shared.get_state()) if shared is not None else ""
+    return bytes(torch.get_rng_state().tolist()), random.getstate(), drawn
 
 
 # Loading

@@ -163,7 +163,10 @@ def _written(bound: Bound, observe: Callable[[], Seen], found: _Measured) -> Rep
             why = f"{e} can't be written as a literal"
             continue
         for program in candidates:
-            printed = program.run()
+            try:
+                printed = program.run()
+            except Unwritable as e:
+                raise _None(f"{e} gives something else each time") from None
             if printed is not None and _equal(printed, gap.actual, gap):
                 return _shown(program, printed, gap.expected)
     raise _None(why)

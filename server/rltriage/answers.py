@@ -24,9 +24,14 @@ TOOL_OF_STAGE = {
     "logprobs": "check_logprobs",
     "loss": "check_loss",
     "generation": "roundtrip_decode",
+    "sft": "check_sft",
+    "lora": "check_model",
+    "environment": "check_environment",
 }
 """The tool that checks one function of a stage."""
 
+_MAIN_ROLES = ("reward", "advantages", "logprobs", "policy_loss", "decode", "sft_labels")
+"""Roles that a tool takes where none is named."""
 _CERTAINTIES: dict[Certainty, int] = {"identified": 0, "violated": 1, "raised": 2, "diverges": 3}
 
 
@@ -247,7 +252,8 @@ def _again(role: str, target: str, scope: Scope) -> str:
     tool = TOOL_OF_STAGE.get(ROLE_STAGES.get(role, ""))
     if scope == "pipeline" or tool is None:
         return "run_verify_pipeline"
-    return f'{tool}(target="{one_line(target)}")'
+    which = "" if role in (*_MAIN_ROLES, "model_factory", "environment") else f', role="{role}"'
+    return f'{tool}(target="{one_line(target)}"{which})'
 
 
 def _cover(verified: reports.Report, scope: Scope) -> str:

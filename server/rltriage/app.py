@@ -47,8 +47,9 @@ formulas under every convention in use, and names the bug with numbers and the p
 
 Stages, each depending on those before it: reward, advantages, logprobs, loss, generation. run_verify_pipeline measures
 all of them from a manifest (rltriage.toml, or given inline; without one it looks for the functions itself). The check
-tools measure one function: check_reward, check_advantages, check_logprobs (also entropy), check_loss (policy_loss, kl,
-completion_mask), roundtrip_decode. read_page gives the page behind a pitfall's id.
+tools measure one function, whose kind `role` says: check_reward, check_advantages, check_logprobs, check_loss,
+roundtrip_decode; beside the five stages check_sft, check_model (LoRA, reference), check_environment. read_page gives
+the page behind a pitfall's id.
 
 A clean result of one function says nothing about the others: `stages` lists what has evidence, and a diagnosis is
 complete only when all five do. `diverges` means a formula that is not known here, not a bug. `binding` shows how
@@ -162,11 +163,14 @@ def _tools() -> list[Tool]:
         _tool(check_reward, "Check a reward function", _RUNS_CODE),
         _tool(check_advantages, "Check an advantage function", _RUNS_CODE),
         _tool(check_logprobs, "Check a log-prob or entropy function", _RUNS_CODE),
-        _tool(check_loss, "Check a loss, KL or mask function", _RUNS_CODE),
-        _tool(roundtrip_decode, "Check a decoding function", _RUNS_CODE),
+        _tool(check_loss, "Check a loss, a part of one, or a training step", _RUNS_CODE),
+        _tool(roundtrip_decode, "Check decoding, chat tokens or generation", _RUNS_CODE),
+        _tool(check_sft, "Check the data or the loss of SFT", _RUNS_CODE),
+        _tool(check_model, "Check how policy and reference are built", _RUNS_CODE),
+        _tool(check_environment, "Check an environment", _RUNS_CODE),
     ]
     for tool in checks:
-        # What `structured_output=True` would do, but with one schema for all: deriving it six times is felt at start.
+        # What `structured_output=True` would do, but with one schema for all: deriving it nine times is felt at start.
         tool.fn_metadata.output_model = Report
         tool.fn_metadata.output_schema = schema
     return [*checks, _tool(read_page, "Read a page of the knowledge", _READS)]
@@ -231,6 +235,7 @@ async def check_reward(
     ctx: Context[State],
     *,
     target: p.Target,
+    role: p.RewardRole = "reward",
     project_root: p.ProjectRoot = "",
     bind: p.Bind,
     settings: p.Settings,
@@ -242,10 +247,11 @@ async def check_reward(
     """Check a reward function: completions (and prompts, answers) in, one number a sample out.
 
     Calls it on seeded texts and tests what every reward must obey: order and length of the result, no state between
-    calls, alone or in a batch the same, no credit for empty or degenerate text, no exception on odd text. Does not
-    judge whether the reward measures the right thing. Runs the project's code in a separate process.
+    calls, alone or in a batch the same, no credit for empty or degenerate text, no exception on odd text. By role also
+    answer extractors, reward shaping (KL in the reward, length penalties) and losses of reward models. Does not judge
+    whether the reward measures the right thing. Runs the project's code in a separate process.
     """
-    one = _One("reward", target, bind, settings, intent)
+    one = _One(role, target, bind, settings, intent)
     return await _check(ctx, one, project_root, python, timeout_s, detail)
 
 
@@ -253,6 +259,7 @@ async def check_advantages(
     ctx: Context[State],
     *,
     target: p.Target,
+    role: p.AdvantagesRole = "advantages",
     project_root: p.ProjectRoot = "",
     bind: p.Bind,
     settings: p.Settings,
@@ -264,10 +271,10 @@ async def check_advantages(
     """Check an advantage function: rewards of groups of samples in, advantages of samples or tokens out.
 
     Finds the formula that it computes (group mean, leave-one-out, std and its ddof, eps, whitening, ...) and names
-    deviations: grouping, axis, epsilon, baseline, degenerate groups. GAE with a critic is not covered. Runs the
-    project's code in a separate process.
+    deviations: grouping, axis, epsilon, baseline, degenerate groups. With role gae: values and token rewards in,
+    bootstrap, discount and mask of generalised advantage estimation. Runs the project's code in a separate process.
     """
-    one = _One("advantages", target, bind, settings, intent)
+    one = _One(role, target, bind, settings, intent)
     return await _check(ctx, one, project_root, python, timeout_s, detail)
 
 
@@ -307,11 +314,12 @@ async def check_loss(
     timeout_s: p.TimeoutS = p.DEFAULT_TIMEOUT_S,
     detail: p.DetailLevel = "normal",
 ) -> CallToolResult:
-    """Check a policy loss, a KL estimator or the mask of trained tokens, value and gradient.
+    """Check a loss or a part of one, value and gradient: policy, critic, preference (DPO family), KL, mask, averaging.
 
     Names sign, clip side and bounds, ratio, KL estimator and direction, mask leaks, denominators and cut gradients;
-    two bugs at once are both named. A surrogate that it does not know is `diverges`, not a bug. Preference losses (DPO
-    family) and critics are not covered. Runs the project's code in a separate process.
+    two bugs at once are both named. A formula that it does not know is `diverges`, not a bug. With role train_step a
+    whole step is taken on a tiny model, and what it changes is compared with what it should. Runs the project's code in
+    a separate process.
     """
     one = _One(role, target, bind, settings, intent)
     return await _check(ctx, one, project_root, python, timeout_s, detail)
@@ -321,6 +329,7 @@ async def roundtrip_decode(
     ctx: Context[State],
     *,
     target: p.Target,
+    role: p.GenerationRole = "decode",
     project_root: p.ProjectRoot = "",
     bind: p.Bind,
     settings: p.Settings,
@@ -332,10 +341,76 @@ async def roundtrip_decode(
     """Check a decoding function: generated ids or raw text in, the text that the reward sees out.
 
     Sends known completions through it and says what is lost or added: blanked completions, stripped markers, prompt
-    echo, special tokens, truncation. Uses a stand-in tokenizer, not the project's own. Runs the project's code in a
-    separate process.
+    echo, special tokens, truncation. By role also the way there: chat messages to ids, and generation by a tiny model.
+    Uses a stand-in tokenizer, not the project's own. Runs the project's code in a separate process.
     """
-    one = _One("decode", target, bind, settings, intent)
+    one = _One(role, target, bind, settings, intent)
+    return await _check(ctx, one, project_root, python, timeout_s, detail)
+
+
+async def check_sft(
+    ctx: Context[State],
+    *,
+    target: p.Target,
+    role: p.SftRole = "sft_labels",
+    project_root: p.ProjectRoot = "",
+    bind: p.Bind,
+    settings: p.Settings,
+    intent: p.Intent,
+    python: p.Python = "",
+    timeout_s: p.TimeoutS = p.DEFAULT_TIMEOUT_S,
+    detail: p.DetailLevel = "normal",
+) -> CallToolResult:
+    """Check the data or the loss of supervised fine-tuning: a chat sample to labels, or logits and labels to a loss.
+
+    Says which tokens are trained (prompt, end token, padding, tool output, turns) and whether the loss shifts, masks
+    and averages rightly. Uses a stand-in tokenizer. Runs the project's code in a separate process.
+    """
+    one = _One(role, target, bind, settings, intent)
+    return await _check(ctx, one, project_root, python, timeout_s, detail)
+
+
+async def check_model(
+    ctx: Context[State],
+    *,
+    target: p.Target,
+    project_root: p.ProjectRoot = "",
+    bind: p.Bind,
+    settings: p.Settings,
+    intent: p.Intent,
+    python: p.Python = "",
+    timeout_s: p.TimeoutS = p.DEFAULT_TIMEOUT_S,
+    detail: p.DetailLevel = "normal",
+) -> CallToolResult:
+    """Check the function that builds the policy (and the reference, the optimizer): LoRA, freezing, aliasing.
+
+    Calls it on a tiny model and looks at what is trainable, whether adapters act and at which scale, whether the
+    reference equals the policy at the start and stays apart from it. Does not load a real checkpoint. Runs the
+    project's code in a separate process.
+    """
+    one = _One("model_factory", target, bind, settings, intent)
+    return await _check(ctx, one, project_root, python, timeout_s, detail)
+
+
+async def check_environment(
+    ctx: Context[State],
+    *,
+    target: p.Target,
+    project_root: p.ProjectRoot = "",
+    bind: p.Bind,
+    settings: p.Settings,
+    intent: p.Intent,
+    python: p.Python = "",
+    timeout_s: p.TimeoutS = p.DEFAULT_TIMEOUT_S,
+    detail: p.DetailLevel = "normal",
+) -> CallToolResult:
+    """Check an environment class, or a factory of them: reset, step, rewards, seeds, isolation of instances.
+
+    Plays episodes: does a reset give a clean start, do two instances share state, are inputs mutated, does a group get
+    one problem, do many at once agree with one alone. Does not judge the task. Runs the project's code in a separate
+    process.
+    """
+    one = _One("environment", target, bind, settings, intent)
     return await _check(ctx, one, project_root, python, timeout_s, detail)
 
 

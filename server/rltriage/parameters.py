@@ -103,13 +103,47 @@ LogprobsRole = Annotated[
             logprobs: logits and ids -> log-prob of each token. entropy: logits -> entropy of each position."""),
     ),
 ]
+RewardRole = Annotated[
+    Literal["reward", "extract_answer", "reward_shaping", "reward_model_loss"],
+    Field(
+        description=said("""
+            reward: completions -> scores. extract_answer: text -> answer. reward_shaping: rewards -> rewards with a KL
+            or length penalty. reward_model_loss: scores of pairs or steps -> loss."""),
+    ),
+]
+AdvantagesRole = Annotated[
+    Literal["advantages", "gae"],
+    Field(description="advantages: rewards of groups. gae: token rewards and values of a critic."),
+]
 LossRole = Annotated[
-    Literal["policy_loss", "kl", "completion_mask"],
+    Literal[
+        "policy_loss",
+        "kl",
+        "completion_mask",
+        "value_loss",
+        "aggregate",
+        "importance_weights",
+        "preference_loss",
+        "train_step",
+    ],
     Field(
         description=said("""
             policy_loss: log-probs, old log-probs, advantages, mask -> scalar. kl: two log-probs -> KL of each token.
-            completion_mask: token ids -> mask of trained tokens."""),
+            completion_mask: token ids -> mask of trained tokens. value_loss: values, returns -> loss. aggregate: token
+            losses, mask -> scalar. importance_weights: trainer's and sampler's log-probs -> weights. preference_loss:
+            chosen and rejected log-probs -> loss. train_step: model, batch, optimizer -> one update."""),
     ),
+]
+GenerationRole = Annotated[
+    Literal["decode", "chat_tokens", "generate"],
+    Field(
+        description=said("""
+            decode: ids or raw text -> text. chat_tokens: messages -> ids. generate: model, prompts -> completions."""),
+    ),
+]
+SftRole = Annotated[
+    Literal["sft_labels", "sft_loss"],
+    Field(description="sft_labels: sample -> input ids and labels. sft_loss: logits, labels -> loss."),
 ]
 ManifestPath = Annotated[
     str,
@@ -124,13 +158,13 @@ ManifestInline = Annotated[
         default_factory=dict,
         description=said("""
             The manifest inline, instead of a file: {"pipeline": {"algorithm": "grpo", ...}, "env": {...}, "targets":
-            {ROLE: {"ref": "file.py:function", "bind": {...}, "settings": {...}}}}. Roles: reward, advantages, logprobs,
-            entropy, policy_loss, kl, completion_mask, decode; further ones of a role are named ROLE-2, ROLE-3."""),
+            {ROLE: {"ref": "file.py:function", "bind": {...}, "settings": {...}}}}. Roles: those of the check tools,
+            model_factory and environment; further ones of a role are named ROLE-2, ROLE-3."""),
     ),
 ]
 Stages = Annotated[
     list[Stage],
-    Field(default_factory=list, max_length=5, description="Only these stages. Default: all five."),
+    Field(default_factory=list, max_length=8, description="Only these stages. Default: all."),
 ]
 PageId = Annotated[
     str,

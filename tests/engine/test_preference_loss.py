@@ -84,6 +84,8 @@ RIGHT = [
     ("DPOLoss.forward", "dpo", "implicit rewards beta times the log-ratio"),
     ("dpo_by_token", "dpo", "summed over the answer"),
     ("dpo_concatenated", "dpo", "chosen answers before rejected ones"),
+    ("dpo_halves_smoothed", "dpo", "conservative label smoothing, chosen answers before rejected ones"),
+    ("dpo_of_kwargs", "dpo", "mean over the pairs"),
     ("dpo_interleaved", "dpo", "chosen and rejected answers in turn"),
     ("dpo_concatenated_tokens", "dpo", "summed over the answer, chosen answers before rejected ones"),
     ("dpo_from_logits", "dpo", "labels shifted inside"),
@@ -113,9 +115,18 @@ RIGHT = [
     ("OddsTrainer.odds_ratio_loss", "orpo", "which the caller subtracts"),
     ("orpo_whole", "orpo", "odds ratio, no reference model, plus the NLL of the chosen answer"),
     ("kto", "kto", "KL from mismatched answers, at least 0"),
+    ("KTOLoss.forward", "kto", "one loss an answer"),
+    ("kto_in_batch", "kto", "KL from the batch itself"),
     ("kto_labelled", "kto", "KL estimate given"),
     ("kto_pair", "kto", "KL of the other side's answers"),
 ]
+
+
+LEFT_TO_THE_CALLER = {
+    ("preference_loss", "ipo"), ("preference_of_logits", "dpo"), ("preference_of_logits", "ipo"), ("kto_pair", "kto"),
+    ("orpo_whole", "orpo"), ("simpo_constant", "simpo"),
+}  # fmt: skip
+"""Functions that do not say themselves which algorithm they belong to, or take it as a switch."""
 
 
 @pytest.mark.parametrize(("name", "algorithm", "says"), RIGHT)
@@ -123,11 +134,7 @@ RIGHT = [
 def test_a_right_loss_is_recognised_whether_or_not_the_algorithm_is_declared(
     name: str, algorithm: str, says: str, declared: bool
 ) -> None:
-    if not declared and name == "preference_loss" and algorithm == "ipo":
-        pytest.skip("the declaration switches the loss on")
-    if not declared and name in ("preference_of_logits", "kto_pair", "orpo_whole", "simpo_constant"):
-        pytest.skip("what the function leaves to its caller to say")
-    result = examine(name, algorithm if declared else "")
+    result = examine(name, algorithm if declared or (name, algorithm) in LEFT_TO_THE_CALLER else "")
 
     assert named(result) == set()
     assert not [c for c in result.checks if isinstance(c.outcome, Diverges)]
@@ -226,6 +233,7 @@ MUTANTS: list[tuple[str, str, str, Swaps]] = [
     ("PREF-KTO-KL", "kto", "kto", (("policy_KL_logps - reference_KL_logps", "reference_KL_logps - policy_KL_logps"),)),
     ("PREF-KTO-KL", "kto_labelled", "kto", (("(ratio - kl)", "(ratio)"), ("(kl - ratio)", "(-ratio)"))),
     ("PREF-KTO-KL-GRADIENT", "kto", "kto", ((".detach()", ""),)),
+    ("PREF-KTO-KL", "kto_in_batch", "kto", ((".clamp_min(0.0)", ""),)),
     ("PREF-KTO-KL-GRADIENT", "kto_pair", "kto", ((".detach()", ""),)),
     ("PREF-SHIFT", "dpo_from_logits", "dpo", ()),
 ]  # fmt: skip

@@ -768,10 +768,17 @@ def _masked_values(subject: Subject) -> Iterator[Check]:
 
 def _zero(subject: Subject, s: Seen) -> Iterator[Check]:
     """Zeros on masked positions: asked only where they are promised."""
-    if s.where is None or not probing.claims(subject, *ZERO_PROMISED):
+    if s.where is None:
+        return
+    left = s.value[~s.where]
+    if not bool(left.isfinite().all()):
+        asks = "are the results finite on masked positions?"
+        says = "masked positions hold NaN or infinity, which survives a multiplication by the mask"
+        yield probing.violation("gae.zero", asks, says, OUTPUT, numbers={"not finite": int((~left.isfinite()).sum())})
+        return
+    if not probing.claims(subject, *ZERO_PROMISED):
         return
     asks = "are the results 0 on masked positions, as documented?"
-    left = s.value[~s.where]
     gap = tolerance.gap("value on masked positions", s.case, left, torch.zeros_like(left), "float32")
     if gap is None:
         yield probing.holds("gae.zero", asks, "masked positions are 0")

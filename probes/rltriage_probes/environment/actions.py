@@ -66,6 +66,9 @@ def _all(env: Any, first: Any, sources: Sources, step: Any) -> Iterator[Action]:
     for text in wrong[:2]:
         yield from (Action(w(text), "plain") for w in forms)
     yield from (Action(t, "source") for t in compared[:12])
+    if ".split(" in sources.text:
+        commands = [t for t in compared if re.fullmatch(r"[a-z]\w*", t)][:6]
+        yield from (Action(f"{t} {rest}", "source") for t in commands for rest in ("alpha beta", "alpha"))
     yield Action("I am not sure.", "plain")
     yield Action("3", "plain")
 

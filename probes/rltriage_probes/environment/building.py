@@ -116,6 +116,7 @@ class Sources:
         self.tree = _scope(loaded)
         self.text = ast.unparse(self.tree)
         self.keys = rows.keys_read(self.tree)
+        self.needed = rows.keys_read(self.tree, optional=False)
         self.chat = bool(re.search(r"\[['\"](content|role)['\"]\]|\.get\(['\"](content|role)['\"]", self.text))
 
     # One parameter
@@ -314,7 +315,7 @@ class Sources:
         def of(make: Callable[[int], Any], says: str) -> Candidate:
             return Candidate(lambda at: [make(at.problem + i) for i in range(4)], says, "rows")
 
-        keyed = of(lambda i: rows.row(self.keys, i, chat=self.chat), "a list of rows")
+        keyed = of(lambda i: rows.row(self.needed, i, chat=self.chat), "a list of rows")
         other = of(lambda i: rows.row(self.keys, i, chat=not self.chat), "a list of rows")
         pair = of(lambda i: (rows.value_of("question", i), rows.value_of("answer", i)), "a list of pairs")
         text = of(lambda i: rows.value_of("question", i), "a list of texts")
@@ -327,15 +328,16 @@ class Sources:
             yield from (text, keyed, pair, thing)
 
     def _rows(self, name: str) -> Iterator[Candidate]:
-        keyed = Candidate(lambda at: rows.row(self.keys, at.problem, chat=self.chat), "a row", "row")
+        keyed = Candidate(lambda at: rows.row(self.needed, at.problem, chat=self.chat), "a row", "row")
+        whole = Candidate(lambda at: rows.row(self.keys, at.problem, chat=self.chat), "a row with all keys", "row")
         other = Candidate(lambda at: rows.row(self.keys, at.problem, chat=not self.chat), "a row", "row")
         wanted = rows.attributes_of(self.tree, {name, name.strip("_")})
         thing = Candidate(lambda at: rows.as_object(wanted, at.problem), "an object with a row's fields", "row")
         text = Candidate(lambda at: rows.value_of("question", at.problem), "a question", "row")
         if self._subscripted(name) or not wanted:
-            yield from (keyed, other, text) if self._subscripted(name) else (text, keyed, other)
+            yield from (keyed, other, whole, text) if self._subscripted(name) else (text, keyed, other, whole)
         else:
-            yield from (thing, keyed, text)
+            yield from (thing, keyed, whole, text)
 
     def _configs(self, name: str, hint: str) -> Iterator[Candidate]:
         cls = self.loaded.namespace.get(hint.split("[", maxsplit=1)[0].strip("'\""))

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rltriage_probes.contract import Check, Raised
-from rltriage_probes.environment import crowd, episodes, groups, target, world
+from rltriage_probes.environment import actions, crowd, episodes, groups, target, world
 from rltriage_probes.environment.building import Situation
 from rltriage_probes.environment.driving import Trace, as_number, short
 from rltriage_probes.environment.episodes import Exam, Play
@@ -487,6 +487,7 @@ def _sensitive(exam: Exam) -> str:
 def _rewards(exam: Exam) -> Iterator[Check]:
     probe, asks = "environment.reward", "is every reward a finite number?"
     missing = 0
+    exam.malformed()
     for action, step in exam.all_steps():
         value = as_number(step.reward)
         if value == value and abs(value) != float("inf"):
@@ -495,7 +496,7 @@ def _rewards(exam: Exam) -> Iterator[Check]:
             missing += 1
             if not step.done or exam.pays_nowhere:
                 continue
-            soft = bool(_ABSTAINS.search(exam.prose))
+            soft = action in actions.MALFORMED or bool(_ABSTAINS.search(exam.prose))
             says = f"the episode ends with {quote(action)}, and the reward is None"
             yield violates(probe, asks, says, NONFINITE, severity="soft" if soft else "hard")
             return

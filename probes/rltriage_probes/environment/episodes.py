@@ -62,6 +62,7 @@ class Exam:
     seconds: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
 
     def __post_init__(self) -> None:
+        self._malformed: list[tuple[Any, CallFailed]] | None = None
         self.code = self.target.sources.text
         self.prose = ""
 
@@ -220,16 +221,19 @@ class Exam:
         """Malformed texts that raise; None where actions are no texts."""
         if not any(isinstance(t.action, str) for t in self.tried) or any(t.kind == "space" for t in self.tried):
             return None
+        if self._malformed is not None:
+            return self._malformed
         failed: list[tuple[Any, CallFailed]] = []
         for text in actions.MALFORMED:
             session, _ = self.session()
             try:
                 session.reset()
-                session.step(text)
+                self.later.append((text, session.step(text)))
             except CallFailed as e:
                 failed.append((text, e))
             finally:
                 session.close()
+        self._malformed = failed
         return failed
 
     def endless(self, action: Any, longest: int) -> tuple[Step | None, int, Session]:

@@ -18,8 +18,11 @@ _CHAT = re.compile(r"messages?|chat|conversation|history|dialog", re.I)
 _NUMBER = re.compile(r"^(id|idx|index|n|seed|num_\w+|max_\w+|min_\w+|difficulty|level|step|turns?|size|count)$", re.I)
 
 
-def keys_read(tree: ast.AST) -> list[str]:
-    """Constant keys that code reads from mappings: `row["x"]`, `row.get("x")`, `"x" in row`."""
+def keys_read(tree: ast.AST, *, optional: bool = True) -> list[str]:
+    """Constant keys that code reads from mappings: `row["x"]`, `row.get("x")`.
+
+    Not `optional`: without those that have a default, as `row.get("x", 0)`.
+    """
     found: dict[str, None] = {}
     for node in ast.walk(tree):
         key: Any = None
@@ -27,7 +30,8 @@ def keys_read(tree: ast.AST) -> list[str]:
             key = node.slice.value
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
             first = node.args[0]
-            if node.func.attr in ("get", "pop") and isinstance(first, ast.Constant):
+            wanted = optional or len(node.args) == 1
+            if node.func.attr in ("get", "pop") and isinstance(first, ast.Constant) and wanted:
                 key = first.value
         if isinstance(key, str) and key.isidentifier():
             found[key] = None

@@ -438,9 +438,7 @@ def _likelihood(given: Given, algorithm: str) -> Axis:
         first = [_option("none"), _option("chosen", "plus the NLL of the chosen answer")]
         if algorithm == "orpo" or weighted:
             first.reverse()
-        averaged = _option(
-            "chosen, averaged", "plus the average NLL of the chosen answer", "RPO, arXiv:2404.19733 eq. 1"
-        )
+        averaged = _option("chosen, averaged", "plus the average NLL of the chosen answer", "RPO, arXiv:2404.19733")
         options = [
             *first, *([averaged] if given.lengths or given.by_token else []),
             *(probing.as_pitfall(n, pitfalls.NLL) for n in ("minus chosen", "rejected")),
@@ -456,7 +454,7 @@ def _penalty(given: Given) -> Axis:
     return Axis(
         name="penalty",
         options=(
-            Option(name="dpop", standing="standard", says="DPOP penalty", source="DPOP, arXiv:2402.13228 eq. 3"),
+            Option(name="dpop", standing="standard", says="DPOP penalty", source="DPOP, arXiv:2402.13228"),
             _option("none"),
             probing.as_pitfall("turned round", pitfalls.PENALTY),
             probing.as_pitfall("added", pitfalls.PENALTY),

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from rltriage_probes import probing
 from rltriage_probes.loss import surrogate
-from rltriage_probes.model import Axis, Case, Option, Pitfall, Subject
+from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Subject
 from rltriage_probes.solver import Knobs, Options, Result, Seen
 
 logsigmoid = functional.logsigmoid
@@ -136,6 +136,10 @@ def _tensor(inputs: Mapping[str, object], word: str) -> Tensor:
 
 def observe(subject: Subject, case: Case, wrt: Sequence[str] = DIFFERENTIATED) -> Seen:
     """Value and gradients with respect to the scores. Raises `CallFailed`."""
+    for side in (*SIDES, "pair"):
+        lengths, tokens = (case.inputs.get(f"{side}_{k}") for k in ("lengths", "token_rewards"))
+        if {f"{side}_lengths", f"{side}_token_rewards"} <= subject.bound.names and int(lengths.max()) > tokens.shape[1]:
+            raise CallFailed("the lengths of the case go beyond its columns", "")  # no valid smaller case
     s = probing.observe(subject, case, wrt)
     for word in wrt:
         x = s.inputs.get(word)

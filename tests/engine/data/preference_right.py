@@ -80,6 +80,27 @@ def dpo_concatenated(logps, ref_logps, beta=0.1):
     return -F.logsigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected))).mean()
 
 
+def dpo_halves_smoothed(policy_logps, reference_logps, *, beta=0.1, label_smoothing=0.0):
+    """Log-probs of the pairs, [2B]: chosen first, then rejected."""
+    n = policy_logps.size(0) // 2
+    ratios = policy_logps - reference_logps
+    z = beta * (ratios[:n] - ratios[n:])
+    loss = (1 - label_smoothing) * F.softplus(-z) + label_smoothing * F.softplus(z)
+    return {
+        "loss": loss.mean(),
+        "rewards/chosen": (beta * ratios[:n]).detach().mean(),
+        "rewards/rejected": (beta * ratios[n:]).detach().mean(),
+    }
+
+
+def dpo_of_kwargs(**kwargs):
+    pc, pr = kwargs["policy_chosen_logps"], kwargs["policy_rejected_logps"]
+    rc, rr = kwargs["reference_chosen_logps"], kwargs["reference_rejected_logps"]
+    beta = kwargs.get("beta", 0.1)
+    losses = [-F.logsigmoid(beta * ((pc[i] - pr[i]) - (rc[i] - rr[i]))) for i in range(len(pc))]
+    return sum(losses) / len(losses)
+
+
 def dpo_interleaved(policy_logps, reference_logps, beta=0.1):
     """Rows alternate: chosen, rejected, chosen, ..."""
     ratio = (policy_logps - reference_logps).view(-1, 2)
@@ -308,6 +329,33 @@ def kto(policy_chosen_logps, policy_rejected_logps, policy_KL_logps, reference_c
     rejected_losses = 1 - torch.sigmoid(beta * (kl - (policy_rejected_logps - reference_rejected_logps)))
     losses = torch.cat((desirable_weight * chosen_losses, undesirable_weight * rejected_losses), 0)
     return losses.mean()
+
+
+class KTOLoss(nn.Module):
+    """One loss an answer, good ones first, and the KL estimate."""
+
+    def __init__(self, beta: float, desirable_weight: float, undesirable_weight: float):
+        super().__init__()
+        self.beta, self.desirable_weight, self.undesirable_weight = beta, desirable_weight, undesirable_weight
+
+    def forward(self, policy_chosen_logps, policy_rejected_logps, policy_KL_logps, reference_chosen_logps,
+                reference_rejected_logps, reference_KL_logps):  # fmt: skip
+        kl = (policy_KL_logps - reference_KL_logps).mean().detach()
+        kl = torch.clamp(kl, min=0)
+        good = 1 - torch.sigmoid(self.beta * (policy_chosen_logps - reference_chosen_logps - kl))
+        bad = 1 - torch.sigmoid(self.beta * (kl - (policy_rejected_logps - reference_rejected_logps)))
+        return torch.cat((self.desirable_weight * good, self.undesirable_weight * bad), 0), kl
+
+
+def kto_in_batch(logps, ref_logps, is_desirable, beta=0.1, lambda_d=1.0, lambda_u=1.33):
+    """KTO; the KL is estimated from the batch itself and carries no gradient. [N] each."""
+    rewards = logps - ref_logps
+    with torch.no_grad():
+        z0 = rewards.mean().clamp_min(0.0)
+    sign = is_desirable.float() * 2 - 1
+    value = torch.sigmoid(beta * sign * (rewards - z0))
+    weight = torch.where(is_desirable, torch.tensor(lambda_d), torch.tensor(lambda_u))
+    return (weight * (1 - value)).mean()
 
 
 def kto_labelled(logps, ref_logps, labels, kl, beta=0.1, desirable_weight=1.0, undesirable_weight=1.0):
