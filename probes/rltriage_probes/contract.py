@@ -55,6 +55,8 @@ ROLE_STAGES: dict[str, Stage] = {
     "environment": "environment",
 }
 """Every role that has a probe, with its stage."""
+TRAINING_ROLES = ("train_step", "model_factory")
+"""Roles whose functions make optimizers."""
 
 
 # What a probe says

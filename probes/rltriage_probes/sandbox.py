@@ -299,6 +299,15 @@ def _preload() -> None:
     gc.freeze()  # the collector of a run needn't touch, and so copy, what is there already
 
 
+def _preload_optimizers() -> None:
+    """What torch imports with the first optimizer: it takes longer than a run, and no other run needs it."""
+    if "torch._dynamo" not in sys.modules:
+        with contextlib.suppress(Exception):  # the run meets the same fault, and reports it
+            importlib.import_module("torch._dynamo")
+            gc.collect()
+            gc.freeze()
+
+
 class _Zygote:
     def __init__(self, control: socket.socket, root: str) -> None:
         self._control = control
@@ -336,6 +345,8 @@ class _Zygote:
             return False
         said: dict[str, Any] = json.loads(message)
         if "run" in said:
+            if said["trains"]:
+                _preload_optimizers()
             if self._root and said["ref"]:
                 self._warm(said["ref"])
             self._fork(said["run"], fds)

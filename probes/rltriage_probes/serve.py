@@ -34,6 +34,7 @@ from rltriage_probes.contract import (
     MAX_TEXT,
     PROTOCOL,
     ROLE_STAGES,
+    TRAINING_ROLES,
     CancelRequest,
     CheckRequest,
     Failed,
@@ -200,8 +201,10 @@ class Zygote:
                 reads, writes = os.pipe()
                 theirs.append(reads if parent_writes else writes)
                 ours.append(writes if parent_writes else reads)
-            ref = run.request.target.ref if self.nursery and isinstance(run.request, CheckRequest) else ""
-            socket.send_fds(self.socket, [json.dumps({"run": run.id, "ref": ref}).encode()], theirs)
+            target = run.request.target if isinstance(run.request, CheckRequest) else None
+            ref = target.ref if self.nursery and target else ""
+            said = {"run": run.id, "ref": ref, "trains": bool(target and target.role in TRAINING_ROLES)}
+            socket.send_fds(self.socket, [json.dumps(said).encode()], theirs)
         except OSError:
             _close(ours)
             raise

@@ -162,6 +162,10 @@ def _gaps(found: Discovered) -> Iterator[str]:
         missing = [role for role, s in ROLE_STAGES.items() if s == stage]
         if not roles & set(missing):
             yield f"# unsure: nothing was found for the stage {stage} (role {' or '.join(missing)})"
+    if any(not roles & {r for r, s in ROLE_STAGES.items() if s == stage} for stage in STAGES):
+        yield "# Code that is no function of its own is named by its lines, with what goes in and what comes out:"
+        yield '#     ref = "train.py#L120-L141"   inputs = { scores = "rewards", n = "=8" }   output = "adv"'
+        yield "# `rltriage adapter ROLE --ref train.py#L120-L141` writes such a table."
 
 
 def found_lines(found: Discovered) -> list[str]:

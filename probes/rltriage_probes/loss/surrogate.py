@@ -252,12 +252,11 @@ def _surrogate(subject: Subject) -> Axis:
 
 
 def _must_clip(subject: Subject) -> bool:
-    """Whether the function has a clip distance as a parameter of its own, and no other setting that could switch it off."""
-    slots = subject.bound.report.slots
-    given = any(s.meaning in ("clip", "clip_low", "clip_high") and s.path.isidentifier() for s in slots)
-    positive = any(
-        _is_number(x := subject.bound.settings.get(w)) and 0 < x < 1 for w in ("clip", "clip_low", "clip_high")
-    )
+    """Whether the function has a clip distance as a parameter of its own, and no setting that could switch it off."""
+    words = ("clip", "clip_low", "clip_high")
+    given = any(s.meaning in words and s.path.isidentifier() for s in subject.bound.report.slots)
+    values = [subject.bound.settings.get(w) for w in words]
+    positive = any(isinstance(x, float) and 0 < x < 1 for x in values)
     return given and positive and not {"loss_type", "ratio_level"} & set(subject.bound.settings)
 
 

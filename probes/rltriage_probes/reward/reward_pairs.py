@@ -137,8 +137,9 @@ def _tensor(inputs: Mapping[str, object], word: str) -> Tensor:
 def observe(subject: Subject, case: Case, wrt: Sequence[str] = DIFFERENTIATED) -> Seen:
     """Value and gradients with respect to the scores. Raises `CallFailed`."""
     for side in (*SIDES, "pair"):
-        lengths, tokens = (case.inputs.get(f"{side}_{k}") for k in ("lengths", "token_rewards"))
-        if {f"{side}_lengths", f"{side}_token_rewards"} <= subject.bound.names and int(lengths.max()) > tokens.shape[1]:
+        lengths, tokens = f"{side}_lengths", f"{side}_token_rewards"
+        both = lengths in subject.bound.names and tokens in subject.bound.names
+        if both and int(case.inputs[lengths].max()) > case.inputs[tokens].shape[1]:
             raise CallFailed("the lengths of the case go beyond its columns", "")  # no valid smaller case
     s = probing.observe(subject, case, wrt)
     for word in wrt:
