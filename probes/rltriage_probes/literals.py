@@ -163,11 +163,18 @@ class Writer:
         return f"SimpleNamespace({', '.join(parts)})"
 
     def attributes(self, value: Any, path: str) -> dict[str, str]:
-        """Attributes of an object that stands in for `self`, as expressions."""
+        """Attributes of `self` as expressions, without those that can't be written: few are read in one call."""
         entries: dict[str, Any] = {k: v for k, v in vars(value).items() if not k.startswith("_")}
         for _, name, found in self._noted("self"):
             entries.setdefault(name, found)
-        return {k: self._entry(v, "self", k, path, True) for k, v in entries.items()}
+        written: dict[str, str] = {}
+        for name, found in entries.items():
+            count = self.count
+            try:
+                written[name] = self._entry(found, "self", name, path, True)
+            except Unwritable:
+                self.count = count
+        return written
 
     def _class(self, cls: type, path: str) -> str:
         name = self.importable(cls)

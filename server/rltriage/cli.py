@@ -99,9 +99,9 @@ def _add_verify(commands: Any) -> None:
     p = _command(commands, "verify", _verify, "run every probe that the manifest allows")
     p.epilog = (
         "A target of the manifest is file.py:function, file.py:Class.method, package.module:name, or lines of a file: "
-        'ref = "train.py#L120-L141" with inputs = { scores = "rewards", n = "=8" } (name -> word, or a literal after =) '
-        'and output = "adv". `rltriage adapter ROLE --ref train.py#L120-L141` prints that table. Each finding comes '
-        "with a short program that reproduces it."
+        'ref = "train.py#L120-L141" with inputs = { scores = "rewards", n = "=8" } (name -> word, or a literal behind '
+        '"=") and output = "adv". `rltriage adapter ROLE --ref train.py#L120-L141` prints that table. Each finding '
+        "comes with a short program that reproduces it."
     )
     p.add_argument(
         "files",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import random
 import sys
 import tempfile
@@ -159,21 +160,56 @@ def judge_wrong(chosen: list[Base], seed: int, count: int) -> Iterator[Verdict]:
             yield Verdict(base=base, stranger=mutant.name, said=said, detail=detail)
 
 
-def judge_right(chosen: list[Base], seed: int, count: int) -> Iterator[Verdict]:
-    rng = random.Random(seed)
+def right_ones(chosen: list[Base], rng: random.Random, count: int) -> Iterator[tuple[Base, rewrites.Rewrite]]:
+    """Rewrites, base by base in turn, none of them twice."""
     seen: set[str] = set()
-    made = tries = 0
-    with tempfile.TemporaryDirectory() as tmp:
-        while made < count and tries < 20 * count:
-            base = chosen[tries % len(chosen)]
-            tries += 1
-            new = rewrites.rewrite(base.source, base.name, rng, tensors=base.role not in truth.TEXT_ROLES)
-            if new is None or (new.code + new.target) in seen:
-                continue
+    tries = 0
+    while len(seen) < count and tries < 20 * count:
+        base = chosen[tries % len(chosen)]
+        tries += 1
+        new = rewrites.rewrite(base.source, base.name, rng, tensors=base.role not in truth.TEXT_ROLES)
+        if new is not None and (new.code + new.target) not in seen:
             seen.add(new.code + new.target)
-            made += 1
+            yield base, new
+
+
+def judge_right(chosen: list[Base], seed: int, count: int) -> Iterator[Verdict]:
+    with tempfile.TemporaryDirectory() as tmp:
+        for base, new in right_ones(chosen, random.Random(seed), count):
             said, detail = say(base, new.code, new.target, Path(tmp))
             yield Verdict(base=base, stranger=new.name, said=said, detail=detail)
+
+
+SHIPPED = HERE.parents[1] / "references" / "specimens" / "strangers.jsonl"
+
+
+def freeze(chosen: list[Base], seed: int, count: int) -> None:
+    """Writes strangers for `rltriage selftest`: what they are, not what rltriage says of them."""
+    rows: list[dict[str, Any]] = []
+    for base, mutant in wrong_ones(chosen, random.Random(seed), count):
+        rows.append(_row(base, f"{mutant.operator} in {base.name}: {mutant.says}", mutant.code, base.name, wrong=True))
+    for base, new in right_ones(chosen, random.Random(seed), count):
+        rows.append(_row(base, new.name, new.code, new.target, wrong=False))
+    SHIPPED.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+
+
+def _row(base: Base, name: str, code: str, target: str, *, wrong: bool) -> dict[str, Any]:
+    about = {"name": name, "wrong": wrong, "role": base.role, "target": target, "intent": dict(base.intent)}
+    return {**about, "code": _needed(code, target)}
+
+
+def _needed(code: str, target: str) -> str:
+    """The module without what the target doesn't use."""
+    tree = ast.parse(code)
+    wanted, size = {target.split(".", maxsplit=1)[0]}, 0
+    while len(wanted) != size:
+        size = len(wanted)
+        for node in tree.body:
+            if getattr(node, "name", "") in wanted:
+                wanted |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    kept = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom) or getattr(n, "name", "") in wanted]
+    tree.body = list(kept)
+    return ast.unparse(tree) + "\n"
 
 
 def main() -> int:
@@ -183,9 +219,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--role")
     parser.add_argument("-v", action="store_true", help="print every stranger, not only the failures")
+    parser.add_argument("--freeze", action="store_true", help=f"write {SHIPPED.name} for `rltriage selftest` instead")
     a = parser.parse_args()
     warnings.simplefilter("ignore")
     chosen = bases(a.role)
+    if a.freeze:
+        freeze(chosen, a.seed, a.wrong)
+        return 0
     wrong = list(_shown(judge_wrong(chosen, a.seed, a.wrong), a.v, lambda v: not v.detected))
     right = list(_shown(judge_right(chosen, a.seed, a.right), a.v, lambda v: v.accused or v.said == "not run"))
     for title, verdicts in (("wrong", wrong), ("right", right)):
