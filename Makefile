@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
 PIP_TORCH := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
-.PHONY: run setup test lint check format test-node test-frameworks cases bench build lock clean
+.PHONY: run setup test lint check format test-node test-frameworks cases strangers bench build lock clean
 
 run: setup
 	@# The example has bugs planted, so `verify` reports findings with exit code 1.
@@ -38,7 +38,7 @@ lint: setup
 	$(BIN)/python scripts/sync_skills.py --check
 
 check: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m 'not node and not frameworks'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m 'not node and not frameworks and not deep'
 
 format: setup
 	$(BIN)/ruff format .
@@ -65,6 +65,12 @@ cases: setup
 	@if [ -f '$(CASES)/score.py' ]; then \
 	    $(BIN)/python scripts/score_cases.py '$(CASES)' --rltriage '$(CURDIR)/$(BIN)/rltriage'; \
 	else echo "no cases at $(CASES): nothing scored (set CASES=DIR)"; fi
+
+# A field of wrong and right functions that no role was written for; make strangers COUNT=2000 SEED=7 for a long night.
+COUNT ?= 200
+SEED ?= 0
+strangers: setup
+	OMP_NUM_THREADS=1 $(BIN)/python tests/strangers/field.py --wrong $(COUNT) --right $(COUNT) --seed $(SEED)
 
 bench: setup
 	set -e; for b in tests/benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b; done

@@ -240,6 +240,7 @@ _SPELLINGS: dict[str, str] = {
         "retrieval_end_id doc_end_id tool_finish_id obs_finish_id close_marker end_marker eos_info_id"
     ),
     "pad_token_id": "pad_token_id pad_id pad_token pad pad_idx padding_id fill_value",
+    "top_k": "top_k topk k_top num_top n_top",
     "chunk_size": (
         "chunk_size chunk chunks micro_batch_size chunk_length chunk_len num_chunks logprob_chunk_size batch_chunk "
         "max_chunk rows_per_chunk chunk_rows"
@@ -431,7 +432,7 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "queries": "token_ids",
         "query_tokens": "token_ids",
     },
-    "entropy": {"index": "token_ids", "labels": "token_ids", "eps": "", "epsilon": "", "prompts": "", "values": ""},
+    "entropy": {"k": "top_k", "index": "token_ids", "labels": "token_ids", "eps": "", "epsilon": "", "prompts": "", "values": ""},
     "advantages": {
         "index": "group_ids",
         "indices": "group_ids",
@@ -614,6 +615,7 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
             "completion",
         ),
         **dict.fromkeys("prompts questions queries instructions sources problems".split(), "prompts"),
+        **dict.fromkeys("pairs qa_pairs text_pairs prompt_answer_pairs prompt_response_pairs".split(), "prompts"),
         **dict.fromkeys("completions responses answers outputs targets solutions replies".split(), "completions"),
         **dict.fromkeys("text full_text rendered formatted".split(), "text"),
         **dict.fromkeys("texts full_texts".split(), "texts"),
@@ -652,6 +654,7 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "sequences": "token_ids",
         "tokens": "token_ids",
         "ids": "token_ids",
+        **dict.fromkeys("row rows output_row response_row rollout_ids generated generated_ids out_ids".split(), "token_ids"),
         "mask": "completion_mask",
         "s": "text",
         "labels": "token_ids",

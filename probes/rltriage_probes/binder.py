@@ -57,6 +57,8 @@ _OF_EPISODES = source.re.compile(r"\b(episodes?|terminal|terminated|dones?)\b", 
 _HEAD = source.re.compile(r"(lm_|output_|vocab_|out_)?(head|proj|projection|linear|layer|unembed\w*)|embed_out")
 
 
+_READS_WORDS = source.re.compile(r"\.(split|lower|strip|casefold|splitlines)\(|\bfindall\(|\btokenize\(")
+"""Signs that completions come as text."""
 _RECORDS = frozenset("features examples instances batch items samples data_list item_list".split())
 """Names of lists of samples."""
 
@@ -136,6 +138,13 @@ class Binder:
                 raise BindingFailed(str(e), reports.report_open(self, [key])) from None
             if self.role.name in pairs.PAIR_ROLES:
                 value = pairs.of_pairs(self, value)
+            if value not in self.role.takes:
+                # said in the words of another role: the clip distance of a weight is its cap
+                meant = aliases.ROLE_NAMES.get(self.role.name, {}).get(value, "")
+                if not meant and value not in WORDS:  # or in a spelling: `input_ids` are a decoder's token ids
+                    match = aliases.resolve(value, self.role.name, self.role.takes)
+                    meant = match.word if match is not None and match.how in ("name", "normalised name") else ""
+                value = meant if meant in self.role.takes else value
             if not value.startswith("=") and value not in WORDS:
                 near = ", ".join(self.role.takes[:10])
                 raise BindingFailed(
@@ -204,6 +213,8 @@ class Binder:
         if self.role.name in ("policy_loss", "kl") and "prompt" in aliases.tokens(name):
             return "", "", False
         special = self._by_surroundings(name)
+        if special is None and self.role.name in ("value_loss", "gae"):
+            special = self._of_a_critic(name, path)
         if special is not None:
             return *special, False
         match = aliases.resolve(name, self.role.name, self.takes, self.docs.get(name, ""), annotation)
@@ -243,6 +254,11 @@ class Binder:
             return self._of_sft(name)
         if role in ("reward", "extract_answer"):
             return self._of_a_grader(name)
+        if role == "reward_shaping" and aliases.ROLE_NAMES["decode"].get(aliases.snake(name), name) in ("text", "texts"):
+            return ("texts", "name") if _READS_WORDS.search(self.facts.text) else None
+        if role == "reward_shaping" and "penalty" in name and _READS_WORDS.search(self.facts.text):
+            # whether the largest penalty of a text is an amount or a negative number shows in its default
+            return ("", "") if source.re.search(rf"\b{name}\s*(:[^,=)]+)?=", self.facts.text) else None
         if role == "logprobs" and aliases.snake(name) in ("labels", "label_ids") and self._skips_labels():
             return "labels", "source"
         return None
@@ -253,6 +269,8 @@ class Binder:
         if self.role.name == "sft_labels":
             by_text = source.re.search(r"tokeni[sz]e|processing_class|\.encode\(", self.facts.text)
             word = aliases.ROLE_NAMES["sft_labels"].get(plain, "")
+            if plain.endswith("pairs") and word == "prompts":
+                return word, "name"  # of each prompt with its answer, however many the other names speak of
             ids = {"prompt": "prompt_id_lists", "completion": "completion_id_lists"}.get(word.removesuffix("s"))
             return None if by_text or ids is None else (ids, "name")
         if name.startswith("shift_") and "labels" in self._names():
@@ -279,6 +297,26 @@ class Binder:
             if known and known.word == "values":
                 found.add(other)
         return bool(found)
+
+    def _of_a_critic(self, name: str, path: Path) -> tuple[str, str] | None:
+        """What a critic's words mean by where they stand and by the shape that is said of them."""
+        if self.role.name == "gae":
+            known = aliases.resolve(name, "gae", ("dones",))
+            rewards = Hints(name="rewards", doc=self.loaded.doc).shape() or ()
+            own = Hints(name=name, doc=self.docs.get(name, "")).shape() or ()
+            # one flag a row beside [B, T]: whether anything follows the whole segment
+            once = known is not None and len(own) == 1 and len(rewards) == 2 and own[0] == rewards[0]
+            return ("last_done", "docstring") if once else None
+        known = aliases.resolve(name, "value_loss", ("values", "old_values"))
+        if not path or known is None or known.word != "values":
+            return None
+        trained = [n for n in self.signature.parameters if aliases.snake(n) in aliases.ALIASES["values"]]
+        old = any(
+            (m := aliases.resolve(n, "value_loss", ("values", "old_values"))) and m.word == "old_values"
+            for n in self._names()
+        )
+        # the trained values come as an argument of their own, so those of the batch are the rollout's
+        return ("old_values", "name") if trained and not old else None
 
     def _is_second_mask(self, name: str) -> bool:
         """Whether a mask comes beside another one that is the completion's by name."""

@@ -143,8 +143,16 @@ class Bound:
             return estimates.value
         part = self._extract(result, call)
         try:
+            # weights that are multiplied in at once: what comes back is a loss
+            summed = self._role.name == "importance_weights" and "token_losses" in self._words()
             got = invoke.canonical(
-                part, self._role.returns, call, self._layout, self._mode, self._rewards_form, self._role.name
+                part,
+                "scalar" if summed else self._role.returns,
+                call,
+                self._layout,
+                self._mode,
+                self._rewards_form,
+                self._role.name,
             )
         except WrongShape as e:
             if self._returns:

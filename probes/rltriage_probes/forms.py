@@ -712,6 +712,9 @@ def _texts(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
         strings = _form(word, "list of str", lambda v, c: list(v))
         chats = _form(word, "list of message lists", lambda v, c: [_turns(role, x) for x in v])
         message = "message" in hints.signs and not hints.takes_both(many=True)
+        if word == "prompts" and hints.role == "sft_labels" and "pair" in hints.name:
+            made = _form(word, "list of (prompt, completion)", lambda v, c: list(zip(v, c.get("completions"), strict=False)))
+            return (made, strings)
         conversational = hints.says(
             r"message lists?|list of messages|one chat|chats|conversational|list\[list\[dict|list\[dict"
         )

@@ -81,7 +81,10 @@ def _worded(
     convention = solver.convention(axes, found, formula.hide(found.knobs))
     if not found.pitfalls:
         return Check(probe=formula.probe, asks=formula.asks, outcome=Agrees(convention=convention))
-    gap = probing.distance(seen, formula.reference, probing.right_twin(axes, found), found.knobs)
+    twin = probing.right_twin(axes, found)
+    # the twin may need a knob that the solution has no use for
+    needed = {k.name: k.values[0] for k in knobs if k.values and k.active(twin)}
+    gap = probing.distance(seen, formula.reference, twin, {**needed, **found.knobs})
     outcome = probing.known_bug(solver.named(found.pitfalls, {}), convention, gap)
     return Check(probe=formula.probe, asks=formula.asks, outcome=outcome)
 

@@ -118,6 +118,37 @@ def claims(subject: Subject, *patterns: str) -> bool:
     return any(re.search(p, subject.doc, re.IGNORECASE | re.DOTALL) for p in patterns)
 
 
+_GRADIENT_SAID = (
+    r"back-?prop", r"with (a )?gradient", r"gradients? (goe?s?|flows?|reach(es)?|through|is kept|are kept)\b",
+    r"differentia", r"\bwith graph\b",
+)  # fmt: skip
+_GRADIENT_DENIED = (
+    r"\bno[- _]grad", r"without (a )?(gradient|graph)", r"not differentia", r"non-?differentia", r"\bdetached\b",
+)  # fmt: skip
+
+
+def promises_gradient(subject: Subject, *more: str) -> bool:
+    """Whether the documentation says that the result is differentiated, and nowhere that it isn't."""
+    return claims(subject, *_GRADIENT_SAID, *more) and not claims(subject, *_GRADIENT_DENIED)
+
+
+_USED_LATER = (
+    (
+        r"(same|those|these|caller'?s?|the) (logits|inputs?|tensors?|arguments?)\b[^.]{0,60}"
+        r"\b(used (again|afterwards?|later|next)|reused|shared|kept|left|unchanged|not (changed|modified|touched))"
+    ),
+    r"(not|never|without) (chang|modif|mutat|touch|overwrit)\w+[^.]{0,30}(logits|inputs?|arguments?)",
+    r"\b(pure|side[- ]effect)", r"(logits|inputs?) (stay|remain|are left)\b",
+)  # fmt: skip
+
+
+def keeps_inputs(subject: Subject) -> bool:
+    """Whether the documentation, of the class as well, says that somebody uses the inputs after the call."""
+    owner = getattr(getattr(subject.bound, "loaded", None), "owner", None)
+    text = f"{subject.doc}\n{getattr(owner, '__doc__', None) or ''}"
+    return any(re.search(p, text, re.IGNORECASE | re.DOTALL) for p in _USED_LATER)
+
+
 # Axes
 
 

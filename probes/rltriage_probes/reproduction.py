@@ -82,11 +82,19 @@ def _made(check: Check, outcome: KnownBug | Diverges | Violates | Raised, bound:
     if outcome.gap is not None:
         twin = trace.twin_of(outcome.gap)
         if twin is not None and twin.seen.again is not None:
-            return _of_twin(bound, twin, trace)
+            made = _of_twin(bound, twin, trace)
+            return _unaccused(made) if isinstance(outcome, Diverges) else made
         return _of_pair(bound, outcome.gap, trace)
     if isinstance(outcome, Violates) and any(a.raw for a in trace.asked):
         return _of_text(check, outcome, bound, trace)
     raise _None("what was seen concerns the whole result, not one number of it")
+
+
+def _unaccused(made: Reproduction) -> Reproduction:
+    """Where no formula is known to be meant, the other number is that of the usual one."""
+    code, _, comment = made.code.rpartition("  # ")
+    said = comment.replace(" where ", " where the usual formula gives ").removesuffix(" is expected")
+    return dataclasses.replace(made, code=f"{code}  # {said}")
 
 
 # A formula: user and reference on one case

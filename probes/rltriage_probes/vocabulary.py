@@ -120,6 +120,7 @@ WORDS: dict[str, Word] = {
         _scalar("weight_bounds", "both bounds, lower first"),
         _scalar("veto_threshold", "ratio below which a token condemns its whole sequence"),
         _scalar("weight_mode", "level and kind of the importance weight (word)"),
+        _scalar("top_k", "tokens of the vocabulary that stay, the likeliest"),
         _scalar("chunk_size", "rows handled at once; any value gives the same result"),
         _tensor("chosen_logprobs", "[B] float", "of the preferred answer under the policy"),
         _tensor("rejected_logprobs", "[B] float", "of the other answer under the policy"),

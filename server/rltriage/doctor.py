@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rltriage_probes.contract import ROLE_STAGES, Hello, Inspected, TargetSpec
+from rltriage_probes.contract import Hello, Inspected, TargetSpec
 
 from rltriage import __version__, content
 from rltriage.errors import TriageError
@@ -106,9 +106,6 @@ def _torch(seen: Diagnosis, found: Inspected, hello: Hello | None) -> None:
 
 async def _target(seen: Diagnosis, manifest: Manifest, target: TargetSpec, worker: Worker | None) -> None:
     name = f"{target.role}: {target.ref}"
-    if target.role not in ROLE_STAGES:
-        seen.doubt(f"{name} has no probe yet (stage {stage_of(target.role)}); it will be listed as not run")
-        return
     where = re.split(r"[:#](?![\\/])", target.ref, maxsplit=1)[0]
     if where.endswith(".py"):
         exists = (Path(manifest.root) / where).is_file()

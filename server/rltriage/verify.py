@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import anyio
-from rltriage_probes.contract import ROLE_STAGES, Check, NotRun, TargetSpec
+from rltriage_probes.contract import Check, NotRun, TargetSpec
 
 from rltriage import coverage, packs
 from rltriage.errors import RunFailed, TriageError
@@ -131,7 +131,7 @@ class _Run:
 
     async def open(self, pool: WorkerPool) -> None:
         """Get the interpreter, if any target needs it."""
-        if not any(t.role in ROLE_STAGES for t in self.targets):
+        if not self.targets:
             return
         try:
             self.worker = await pool.get(self.manifest.python, self.manifest.env, root=self.manifest.root)
@@ -142,9 +142,6 @@ class _Run:
         target = self.targets[i]
         if lacks := self.manifest.absent.get(target.name):
             self.results[i] = _not_run(target, NotRun(reason=lacks))
-        elif target.role not in ROLE_STAGES:
-            why = NotRun(reason="no probe for this role yet", do="Read the function; nothing measures it so far.")
-            self.results[i] = _not_run(target, why)
         elif self.worker is None:
             error = self.error
             why = NotRun(reason=error.happened if error else "no interpreter", do=error.do if error else "")

@@ -211,23 +211,6 @@ def test_an_interpreter_that_is_missing_is_an_error_of_its_report(tmp_path: Path
     assert "rltriage: " in run.stderr
 
 
-def test_a_role_without_a_probe_is_accepted_and_reported_as_not_run(tmp_path: Path) -> None:
-    project(tmp_path, "[targets.sft_loss]\nref = 'a.py:f'\n")
-    run = rltriage("verify", "--json", cwd=tmp_path)
-    report = json.loads(run.stdout)
-    assert report["not_run"] == [
-        {"role": "sft_loss", "target": "a.py:f", "probe": "", "name": "sft_loss", **_no_probe(report)},
-    ]
-    assert report["stages"]["sft"] == {"status": "not_covered", "targets": ["a.py:f"]}
-    assert run.returncode == 2
-
-
-def _no_probe(report: dict[str, list[dict[str, str]]]) -> dict[str, str]:
-    reason, do = report["not_run"][0]["reason"], report["not_run"][0]["do"]
-    assert reason == "no probe for this role yet" and do
-    return {"reason": reason, "do": do}
-
-
 def test_only_the_stages_asked_for_are_run(tmp_path: Path) -> None:
     run = rltriage("verify", "--example", "--json", "--stage", "reward", cwd=tmp_path)
     report = json.loads(run.stdout)
@@ -298,7 +281,7 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
 def test_doctor_says_what_would_run_and_what_is_wrong(tmp_path: Path) -> None:
     targets = "".join(
         f"[targets.{role}]\nref = '{ref}'\n"
-        for role, ref in {"kl": "a.py:f", "decode": "b.py:f", "logprobs": "no_such_pkg.x:f", "gae": "a.py:f"}.items()
+        for role, ref in {"kl": "a.py:f", "decode": "b.py:f", "logprobs": "no_such_pkg.x:f"}.items()
     )
     project(tmp_path, targets)
     run = rltriage("doctor", cwd=tmp_path)
@@ -306,7 +289,6 @@ def test_doctor_says_what_would_run_and_what_is_wrong(tmp_path: Path) -> None:
     assert "  ok  kl: a.py:f (stage loss)" in run.stdout
     assert "  !!  decode: b.py:f: there is no file b.py" in run.stdout
     assert "  !!  logprobs: no_such_pkg.x:f: there is no module no_such_pkg.x" in run.stdout
-    assert "   ?  gae: a.py:f has no probe yet" in run.stdout
     assert "torch: " in run.stdout and "named by the manifest" in run.stdout
 
 

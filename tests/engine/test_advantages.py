@@ -167,7 +167,7 @@ WRONG = {
     "ADV-IDS-IGNORED": ["neighbours", "neighbours_by_count"],
     "ADV-LOO-DIVISOR": ["siblings_over_n", "all_over_n_minus_one"],
     "ADV-EPS-MISPLACED": ["eps_behind", "eps_behind_numpy"],
-    "ADV-SCALE-FLAG": ["switch_ignored", "Switched.advantages"],
+    "ADV-SCALE-FLAG": ["switch_ignored", "Switched.advantages", "ByWord.__call__"],
     "ADV-MUTATES-REWARDS": ["centred_in_place", "scaled_in_place"],
     "ADV-MASK-INVERTED": ["filled_where_trained", "times_one_minus_mask"],
     "ADV-GROUP-COUNT": ["average_group_size", "average_count_by_uid"],

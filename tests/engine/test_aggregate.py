@@ -102,6 +102,12 @@ def test_a_function_with_a_mode_is_judged_by_the_mode_that_it_is_set_to(mode: st
     assert all(isinstance(c.outcome, Agrees) for c in result.checks)
 
 
+def test_a_constant_that_is_given_and_replaced_by_the_width_is_named() -> None:
+    found = named(examine("aggregate_wrong", "Normaliser.__call__", {"aggregation": "constant"}))
+
+    assert found == {"LOSS-PADDED-DENOMINATOR"}
+
+
 def test_a_helper_that_keeps_what_its_name_says_is_only_asked_about_the_declared_mean() -> None:
     result = examine("aggregate_right", "masked_mean", {"aggregation": "sequence-mean"})
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rltriage_probes import checking
-from rltriage_probes.contract import Agrees, CheckRequest, KnownBug, TargetResult, TargetSpec
+from rltriage_probes.contract import Agrees, CheckRequest, KnownBug, TargetResult, TargetSpec, Violates
 from rltriage_probes.loss import completion_mask
 
 DATA = Path(__file__).parent / "data" / "loss"
@@ -171,8 +171,21 @@ def test_a_planted_bug_is_named_and_nothing_else_is(pitfall: str, name: str, swa
     assert named(examine(name, mutated(tmp_path, name, swaps))) == {pitfall}
 
 
+STOPS = [("token in stop_token_ids", "token == stop_token_ids[0]"), ("stop_token_ids]", "stop_token_ids[-1:]]")]
+
+
+@pytest.mark.parametrize("swap", STOPS, ids=["the first", "the last"])
+def test_a_mask_that_knows_one_of_several_stop_ids_is_named(swap: tuple[str, str], tmp_path: Path) -> None:
+    right = examine("any_stop")
+    wrong = examine("any_stop", mutated(tmp_path, "any_stop", (swap,)), {"eos_token_id": 2, "pad_token_id": 0})
+
+    assert [c.outcome.kind for c in right.checks] == ["agrees", "agrees"]
+    violated = [c.outcome for c in wrong.checks if isinstance(c.outcome, Violates)]
+    assert [c.pitfall for v in violated for c in v.candidates] == ["MASK-STOP-IDS"]
+
+
 def test_every_pitfall_of_the_role_is_planted_twice() -> None:
-    planted = [m[0] for m in MUTANTS]
+    planted = [m[0] for m in MUTANTS] + ["MASK-STOP-IDS"] * len(STOPS)
 
     assert {p.id for p in completion_mask.ROLE.pitfalls} == set(planted)
     assert {p for p in planted if planted.count(p) < 2} == set()

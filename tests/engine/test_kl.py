@@ -87,6 +87,8 @@ RIGHT: list[tuple[str, Intent, Intent, str]] = [
     ("full_kl_tempered", {}, {}, "KL over the whole vocabulary, logits divided by the temperature"),
     ("jensen_shannon", {}, {}, "Jensen-Shannon divergence, beta=0.5"),
     ("loss_term", {}, {}, "KL estimator k3"),
+    ("infinite_filler", {}, {}, "KL estimator k3, mean over the tokens of the batch"),
+    ("kept_graph", {}, {}, "KL estimator k2 (half the squared log-ratio)"),
 ]
 
 
@@ -145,6 +147,16 @@ MUTANTS: list[tuple[str, str, Swaps, Intent]] = [
         ),
         {},
     ),
+    (
+        "KL-OVERFLOW",
+        "infinite_filler",
+        (
+            ("gap = reference_logprobs[real] - policy_logprobs[real]", "gap = reference_logprobs - policy_logprobs"),
+            ("(gap.exp() - 1 - gap).mean()", "((gap.exp() - 1 - gap) * real).sum() / real.sum()"),
+        ),
+        {},
+    ),
+    ("KL-DETACHED", "kept_graph", (("    return 0.5", "    with torch.no_grad():\n        return 0.5"),), {}),
     ("LOSS-MASK-MISSING", "token_mean", ((MASKED, "per_token_kl.mean()"),), {}),
     (
         "LOSS-MASK-MISSING",

@@ -171,6 +171,8 @@ WRONG = {
     "LOGP-OVERFLOW": ["naive_lse", "log_of_a_ratio"],
     "LOGP-PACK-CROSS": ["roll_the_pack", "shift_the_pack"],
     "LOGP-NO-ATTENTION-MASK": ["forward_without_mask", "forward_with_a_mask_of_ones"],
+    "LOGP-TAIL": ["whole_pieces_only", "fixed_pieces_only"],
+    "LOGP-MUTATES-LOGITS": ["divides_shared_logits", "bans_in_place"],
     "LOGP-POSITIVE": ["doubled_and_positive", "log_mean_exp"],
 }
 PAIRS = {
@@ -189,6 +191,8 @@ WRONG_ENTROPY = {
     "ENT-SIGN": ["without_the_minus", "mean_logit_minus_lse"],
     "ENT-RAW-LOGITS": ["raw_logits", "raw_logits_einsum"],
     "ENT-AXIS": ["over_time", "over_time_entr"],
+    "LOGP-TAIL": ["whole_blocks_only", "stops_before_the_rest"],
+    "ENT-TOP-K": ["top_k_of_the_whole", "top_k_gathered"],
     "ENT-BANNED-NAN": ["nan_on_banned", "nan_on_masked"],
     "LOGP-TEMPERATURE-IGNORED": ["temperature_ignored", "temperature_ignored_chunked"],
     "LOGP-TEMPERATURE-AFTER": ["temperature_after", "temperature_after_lse"],
@@ -218,6 +222,10 @@ def test_a_fault_planted_in_logprobs_is_named_alone(pitfall: str, name: str) -> 
 
 def test_a_method_that_ignores_its_own_temperature_is_named() -> None:
     assert named(check("logprobs", "logprobs_wrong.py:Scorer.logprobs")) == {"LOGP-TEMPERATURE-IGNORED"}
+
+
+def test_a_class_that_promises_to_leave_the_logits_alone_is_held_to_it() -> None:
+    assert named(check("logprobs", "logprobs_wrong.py:Heads.score")) == {"LOGP-MUTATES-LOGITS"}
 
 
 @pytest.mark.parametrize(("pitfall", "name"), [(p, n) for p, names in WRONG_ENTROPY.items() for n in names])

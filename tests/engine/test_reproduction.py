@@ -124,6 +124,12 @@ def test_a_program_runs_with_the_module_and_torch_alone(tmp_path: Path) -> None:
     assert made.inputs <= 4
 
 
+def test_a_formula_that_nobody_knows_is_compared_with_the_usual_one(tmp_path: Path) -> None:
+    code = "def f(logprobs, ref_logprobs):\n    return (ref_logprobs - logprobs) ** 4\n"
+    made = only(tmp_path, code, "kl")
+    assert re.search(r"# \S+ where the usual formula gives \S+$", made.code), made.code
+
+
 def test_rewards_shrink_to_one_group_of_two(tmp_path: Path) -> None:
     made = only(tmp_path, WHITENED, "advantages")
     assert re.search(r"rewards=torch.tensor\(\[[-\d., ]+, [-\d., ]+\]\), group_size=2", made.code), made.code

@@ -75,6 +75,8 @@ RIGHT = [
     ("fixed", SOFTLY),
     ("in_half", CHARGED),
     ("list_rewards", f"{SOFTLY}, factor=0.8"),
+    ("loop_term", "varied text gets"),
+    ("repeated_words", "varied text gets"),
 ]
 
 
@@ -133,6 +135,10 @@ MUTANTS: list[tuple[str, str, Swaps]] = [
     ("RSH-LENGTH-SIGN", "with_overlong", (("    n = response_mask.sum(-1)\n    start = max_len - cache_len", "    n = response_mask.sum(-1)\n    return rewards - ((max_len - n) / cache_len).clamp(0, 1)\n    start = 0"),)),
     ("RSH-CLIP-ONE-SIDED", "clipped_scores", (("(-score_clip, score_clip)", "(max=score_clip)"),)),
     ("RSH-CLIP-ONE-SIDED", "compute_reward", (("min=reward_clip_range[0], max=reward_clip_range[1]", "min=reward_clip_range[0]"),)),
+    ("RSH-LENGTH-UNBOUNDED", "overlong", (("return -(exceed / overlong_buffer_len).clamp(0, 1)", "return -(exceed / overlong_buffer_len).clamp(max=1)"),)),
+    ("RSH-LENGTH-UNBOUNDED", "numpy_penalty", (("/ cache, 0.0, 1.0)", "/ cache, None, 1.0)"),)),
+    ("RSH-REPETITION-SIGN", "loop_term", (("1 - len(set(grams)) / max(1, len(grams))", "len(set(grams)) / max(1, len(grams))"),)),
+    ("RSH-REPETITION-SIGN", "repeated_words", (("1 - len(set(w))", "1.0 * len(set(w))"),)),
 ]  # fmt: skip
 
 

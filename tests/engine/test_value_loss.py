@@ -76,6 +76,7 @@ RIGHT = [
     ("einsum_form", f"unclipped, {HALF}, {TOKENS}"),
     ("sums", f"unclipped, {HALF}, sum over all tokens"),
     ("packed", f"{CLIPPED}, {HALF}, {TOKENS}"),
+    ("target_of_the_batch", f"unclipped, target: advantages + old values, {HALF}, {TOKENS}"),
 ]
 
 
@@ -96,9 +97,13 @@ def test_what_is_declared_of_the_policys_loss_binds_no_critic() -> None:
 MEAN = "0.5 * masked_mean(torch.max(vf_losses1, vf_losses2), response_mask)"
 NEAR = "near = old_value + (value - old_value).clamp(-value_eps_clip, value_eps_clip)"
 CLAMP = "vpredclipped = torch.max(torch.min(vpreds, values + cliprange_value), values - cliprange_value)"
+ONE_BRANCH = ((MEAN, "0.5 * torch.max(vf_losses1, vf_losses2 * response_mask).sum() / response_mask.sum()"),)
+MOVING = (('rollout["advantages"] + rollout["values"]', 'rollout["advantages"] + values'),)
 MUTANTS: list[tuple[str, str, Swaps]] = [
     ("VAL-SIGN", "predicted_first", (("vf_loss = 0.5", "vf_loss = -0.5"),)),
     ("VAL-SIGN", "unclipped", (("return F", "return -F"),)),
+    ("LOSS-MASK-NUMERATOR", "predicted_first", ONE_BRANCH),
+    ("VAL-MOVING-TARGET", "target_of_the_batch", MOVING),
     ("VAL-CLIP-MIN", "predicted_first", (("torch.max(vf_losses1, vf_losses2)", "torch.min(vf_losses1, vf_losses2)"),)),
     ("VAL-CLIP-MIN", "of_batch", (("amax(0)", "amin(0)"),)),
     ("VAL-CLIP-ONLY", "cleanrl", (("torch.max(v_loss_unclipped, v_loss_clipped)", "v_loss_clipped"),)),

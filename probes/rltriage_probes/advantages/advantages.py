@@ -740,7 +740,13 @@ def _flag_named(subject: Subject, best: Solution) -> list[Named]:
     if best.options["scale"] == "mean" and promised and not probing.claims(subject, r"maxrl", r"by .{0,16}\bmean\b"):
         says = "divides by the mean of the group, where its documentation speaks of the std"
         return [Named(pitfall=SCALE_UNDECLARED.id, family=SCALE_UNDECLARED.family, says=says)]
-    if flag is False and scaled:
+    told = _told_scale(flag)
+    if told and told != "none" and best.options["groups"] == "own" and best.options["after"] == "none":
+        does = "batch" if best.options["scale"].startswith("batch") else "group" if scaled else "none"
+        if does != told:
+            says = f"is told to scale by {told!r} and does {'not scale' if does == 'none' else 'so by ' + repr(does)}"
+            return [Named(pitfall=SCALE_FLAG.id, family=SCALE_FLAG.family, says=says)]
+    if told == "none" and scaled:
         return [Named(pitfall=SCALE_FLAG.id, family=SCALE_FLAG.family, says=SCALE_FLAG.says)]
     wrong = (algorithm == "dr_grpo" and scaled) or (algorithm == "grpo" and not scaled and flag is None)
     if not wrong or best.pitfalls or best.options["after"] != "none" or best.options["baseline"] == "loo":
@@ -748,6 +754,20 @@ def _flag_named(subject: Subject, best: Solution) -> list[Named]:
     does = "does not divide" if scaled else "divides"
     says = f"declared as {algorithm}, which {does} by the std of the group; this one does the opposite"
     return [Named(pitfall=SCALE_UNDECLARED.id, family=SCALE_UNDECLARED.family, says=says)]
+
+
+_SCALES_BY = {
+    **dict.fromkeys(("none", "off", "no", "false", "disabled", ""), "none"),
+    **dict.fromkeys(("group", "groups", "prompt"), "group"),
+    **dict.fromkeys(("batch", "global"), "batch"),
+}
+
+
+def _told_scale(flag: object) -> str:
+    """What an option of the function says of the scale: `none`, `group`, `batch`; empty where it says nothing sure."""
+    if flag is False:
+        return "none"
+    return _SCALES_BY.get(flag.lower(), "") if isinstance(flag, str) else ""
 
 
 def _numbers(s: Seen) -> dict[str, Number]:

@@ -212,6 +212,17 @@ def _behind(subject: Subject, critic: bool) -> Axis:
     names = subject.bound.names
     zero = Option(name="zero", standing="standard")
     wrap, own = probing.as_pitfall("wrap", TAIL), probing.as_pitfall("own", TAIL)
+    if {"last_value", "last_done"} <= names and not names & {"dones", "alive"}:
+        says = "bootstraps from the given value unless the episode has ended"
+        return Axis(
+            name="behind",
+            options=(
+                Option(name="given unless done", standing="standard", says=says),
+                probing.as_pitfall("given", DONE_IGNORED),
+                probing.as_pitfall("given where done", DONE_INVERTED),
+                probing.as_pitfall("zero", TAIL), wrap, own,
+            ),
+        )  # fmt: skip
     if names & {"last_value", "next_values"}:
         given = Option(name="given", standing="standard", says="bootstraps from the given value")
         return Axis(name="behind", options=(given, probing.as_pitfall("zero", TAIL), wrap, own))
@@ -554,7 +565,10 @@ def _row(row: _Row, options: Mapping[str, str], gamma: float, lam: float) -> lis
 
 
 def _next(v: list[float], row: _Row, steps: list[int], options: Mapping[str, str]) -> list[float]:
-    tail = {"zero": 0.0, "given": row.tail, "own": v[-1], "wrap": v[0]}[options["behind"]]
+    tail = {
+        "zero": 0.0, "given": row.tail, "own": v[-1], "wrap": v[0],
+        "given unless done": row.tail * (1.0 - row.last_done), "given where done": row.tail * row.last_done,
+    }[options["behind"]]  # fmt: skip
     match options["next"]:
         case "same":
             return v

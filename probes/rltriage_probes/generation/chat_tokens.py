@@ -8,11 +8,13 @@ sampled behind the ids before it (token in, token out); calls leave the messages
 
 from __future__ import annotations
 
+import ast
 import copy
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rltriage_probes import probing, texts
@@ -170,6 +172,8 @@ class _Exam:
     def samples(self) -> bool:
         """Whether a model goes on behind the ids, by documentation or name."""
         name = _name(self.subject)
+        if re.search(r"respon|repl(y|ies)|complet|answer|pair|train|sft", name, re.I):
+            name = ""  # of prompts with what comes behind them
         return bool(re.search(r"prompt|generat|sampl|infer|rollout_input|query", name, re.I)) or self.says(
             *promises.SAMPLED
         )
@@ -181,8 +185,20 @@ class _Exam:
 
 
 def _name(subject: Subject) -> str:
+    """The function's name, and its class's where it is a method."""
     found = re.search(r"def\s+(\w+)", subject.source)
-    return found[1] if found else ""
+    return f"{_owner(subject)}.{found[1] if found else ''}"
+
+
+def _owner(subject: Subject) -> str:
+    """Name of the class that a method belongs to; empty for a function."""
+    try:
+        tree = ast.parse(Path(subject.file).read_text(encoding="utf-8", errors="replace"))
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    line = subject.loaded.line
+    classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+    return next((c.name for c in classes if c.lineno <= line <= (c.end_lineno or line)), "")
 
 
 def run(subject: Subject) -> Iterator[Check]:
@@ -343,7 +359,7 @@ def _finished(exam: _Exam, opened: bool) -> Iterator[Check]:
     if answer not in text:
         return
     tail = text[text.rfind(answer) + len(answer) :]
-    severity: Severity = "hard" if exam.trains else "soft"
+    severity: Severity = "hard" if exam.trains and not (opened and exam.samples) else "soft"
     if not exam.switch and re.search(r"assistant", tail):
         yield violates(probe, asks, f"behind the last answer stands {quote(tail)}", PROMPT_AFTER, severity=severity)
         return

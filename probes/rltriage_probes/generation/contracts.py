@@ -148,6 +148,12 @@ _KEEPS_TAGS = prose(
     r"\b(tags?|markers?|delimiters?)\b[^.;]{0,40}\b(surviv\w*|kept|keeps?|stays?|remains?|preserved|visible|needed)\b|"
     r"\bkeep\w*[^.;]{0,30}\b(tags?|markers?|delimiters?)\b|\bformat reward (needs|sees|looks|checks)"
 )
+_LOOKED_FOR = prose(
+    r"(</?\w+>|\btags?\b|\bmarkers?\b|\bdelimiters?\b)[^.;]{0,80}\b(rewards?|graders?|parsers?|verifiers?|scorers?|"
+    r"scoring|grading|format checks?)\b[^.;]{0,30}\b(search\w*|looks?|need\w*|see\w*|check\w*|pars\w+|read\w*|"
+    r"expect\w*|match\w*|split\w*|find\w*|rel(y|ies))\b"
+)
+"""What the reward does with the tags, for which they have to be there."""
 _LEFT = prose(r"\bleft[- ]?padd|\bpadd\w+ (on|at|to) the left|\bpadding_side\b[^.;]{0,10}left|\bpads? in front")
 _COMPLETION_ONLY = prose(
     r"\b(without|minus|not|no|drop\w*|cut\w*|strip\w*|remov\w*|exclud\w*|behind|after)\b[^.;]{0,20}\b(its |the |"
@@ -224,14 +230,37 @@ def contract_of(reading: Reading) -> Contract:
         last_close=bool(_LAST_CLOSE.search(doc)),
         rest=bool(_REST.search(doc)),
         keeps_calls=bool(_KEEPS_CALLS.search(doc)),
-        keeps_stop=bool(_KEEPS_STOP.search(doc)),
-        keeps_end=bool(_KEEPS_END.search(doc)),
-        keeps_tags=bool(_KEEPS_TAGS.search(doc)),
+        keeps_stop=_keeps(_KEEPS_STOP, said),
+        keeps_end=_keeps(_KEEPS_END, said),
+        keeps_tags=_keeps(_KEEPS_TAGS, said) or any(_LOOKED_FOR.search(s) for s in _with_next(said)),
         no_specials=bool(_NO_SPECIALS.search(doc)),
         left=bool(_LEFT.search(reading.prose)),
         completion_only=bool(_COMPLETION_ONLY.search(doc)),
         extracts=bool(re.search(r"extract|parse|find|between|pull|match|get_answer|final_answer", reading.name, re.I)),
     )
+
+
+_NOT_THERE = prose(
+    r"\b(no|none|without|lack\w*|neither|nor|missing|never|absent|not|cannot)\b[^.;]{0,24}$",
+)
+_NOT_THERE_INSIDE = prose(
+    r"\b(missing|absent|(is|are|was|were)(n't| not)|not found|never|lacking|"
+    r"(texts?|completions?|responses?|outputs?|rows?) (is|are|stays?|remains?|kept))\b"
+)
+
+
+def _keeps(pattern: re.Pattern[str], said: tuple[str, ...]) -> bool:
+    """Whether a sentence says that a marker is kept; one on texts that have none ("no stop string, so it stays") doesn't."""
+    return any(
+        not _NOT_THERE.search(sentence[: found.start()]) and not _NOT_THERE_INSIDE.search(found.group())
+        for sentence in said
+        for found in pattern.finditer(sentence)
+    )
+
+
+def _with_next(said: tuple[str, ...]) -> tuple[str, ...]:
+    """Sentences, each with the one behind it: "they" are often the markers of the sentence before."""
+    return tuple(f"{a.rstrip('.;')}, {b}" for a, b in zip(said, (*said[1:], ""), strict=False))
 
 
 def _promise(said: tuple[str, ...], about: re.Pattern[str], rather: re.Pattern[str] | None) -> Promise | None:

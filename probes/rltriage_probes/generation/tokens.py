@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from rltriage_probes.contract import Check, Raised
 from rltriage_probes.generation.contracts import Contract
 from rltriage_probes.generation.shapes import ANSWERS, INNER, LINE, survival
 from rltriage_probes.model import CallFailed, Pitfall, Subject
-from rltriage_probes.reading import Markers, Pair
+from rltriage_probes.reading import Markers, Pair, prose
 from rltriage_probes.texts import Text, accidental, agrees, fields, quote, rows, violates
 
 TOOL = Pitfall(
@@ -244,12 +245,14 @@ def _rollout(tok: Tokenizer, pair: Pair) -> list[_Row]:
     ]
 
 
-def _inputs(tok: Tokenizer, rollout: Sequence[_Row], prompt: bool, uneven: bool = False) -> dict[str, Any]:
+def _inputs(
+    tok: Tokenizer, rollout: Sequence[_Row], prompt: bool, uneven: bool = False, head: str = _PROMPT
+) -> dict[str, Any]:
     """The rows right-padded into tensors, behind the prompt's columns where the function cuts those off."""
     import torch
 
     width = max(len(r.ids) for r in rollout)
-    front = tok.encode(_PROMPT) if prompt else []
+    front = tok.encode(head) if prompt else []
     # where the prompts come along as rows of their own, they have different lengths, and are padded in front
     short = tok.encode(_SHORT_PROMPT) if uneven else front
     fronts = [front if i % 2 == 0 else short for i in range(len(rollout))]
@@ -272,8 +275,8 @@ def _inputs(tok: Tokenizer, rollout: Sequence[_Row], prompt: bool, uneven: bool 
         "eos_token_id": tok.eos_token_id,
         "pad_token_id": tok.pad_token_id,
         "tokenizer": tok,
-        "prompt": _PROMPT,
-        "prompts": [_PROMPT] * len(rollout),
+        "prompt": head,
+        "prompts": [head] * len(rollout),
     }
 
 
@@ -333,6 +336,7 @@ def run(subject: Subject, markers: Markers, contract: Contract) -> Iterator[Chec
     yield _masked(subject, got, contract)
     if prompt:
         yield _echo(got, contract)
+        yield from _rendered(subject, tok, rollout, got)
     yield from _special(subject, markers, prompt, got, contract)
     yield from _spaces(subject, tok, markers, prompt, got, contract)
     yield from _reencoded(subject, markers, prompt)
@@ -478,6 +482,35 @@ def _echo(got: Sequence[tuple[_Row, Text]], contract: Contract) -> Check:
     return agrees(
         probe, asks, "the prompt is not in the text" if _PROMPT not in text.text else "the prompt is given apart"
     )
+
+
+_RENDERED = prose(r"\b(rendered|templated?|chat|formatted)\b|special tokens?|<\|")
+
+
+def _rendered(
+    subject: Subject, tok: Tokenizer, rollout: Sequence[_Row], got: Sequence[tuple[_Row, Text]]
+) -> Iterator[Check]:
+    """A prompt with special tokens, which the decoded text may lack: its characters are not those of its text."""
+    if not subject.bound.names & {"prompt", "prompts"}:
+        return
+    probe, asks = "decode.rendered", "is a prompt with special tokens in it cut off at its end?"
+    head = f"{tok.turn_token}{_PROMPT}{tok.turn_token}"
+    given = _inputs(tok, rollout, True, uneven="prompt_ids" in subject.bound.names, head=head)
+    try:
+        texts = _decoded(subject, given, rollout)
+    except CallFailed:
+        return
+    for (row, usual), text in zip(got, texts or [], strict=False):
+        whole = survival(row.answer, usual.text) not in ("damaged", "gone")
+        if whole and survival(row.answer, text.text) in ("damaged", "gone"):
+            says = (
+                f"behind the prompt {quote(head)}, which holds special tokens, {quote(row.answer)} comes out as "
+                f"{quote(text.value)}, behind a prompt without them whole"
+            )
+            hard = _RENDERED.search(subject.doc)
+            yield violates(probe, asks, says, _STRIP, severity="hard" if hard else "soft")
+            return
+    yield agrees(probe, asks, "special tokens in the prompt move nothing")
 
 
 def _first_end(
@@ -675,10 +708,39 @@ def _id_lists(value: Any) -> Iterator[list[int]]:
                 yield from _id_lists(v)
 
 
+def _documented_tags(subject: Subject, markers: Markers, prompt: bool) -> Iterator[Check]:
+    """Tags that the docstring names and keeps, with a tokenizer for which they are special tokens."""
+    for word in dict.fromkeys(re.findall(r"<(\w+)>", subject.doc)):
+        pair = Pair(f"<{word}>", f"</{word}>")
+        if pair.close not in subject.doc or pair == markers.reasoning:
+            continue
+        shown: list[Text] = []
+        for special in (False, True):
+            tok = Tokenizer(dataclasses.replace(markers, reasoning=pair), special=special)
+            row = _row(tok, "an answer in tags", [(f"{pair.open}42{pair.close}", 1, 1), (tok.eos_token, 1, 1)], "42")
+            try:
+                texts = _decoded(subject, _given(subject, tok, [row, row], prompt), [row, row])
+            except CallFailed:
+                return
+            shown += texts[:1] if texts else []
+        if len(shown) == 2 and pair.close in shown[0].text and pair.close not in shown[1].text:
+            says = (
+                f"the reward needs {pair.open!r} and {pair.close!r}, and where they are special tokens of the tokenizer "
+                f"they are skipped: {quote(pair.open + '42' + pair.close)} gives {quote(shown[1].value)}"
+            )
+            yield violates("decode.special", "do the markers survive the decoding?", says, _STRIP)
+            return
+
+
 def _special(
     subject: Subject, markers: Markers, prompt: bool, got: Sequence[tuple[_Row, Text]], contract: Contract
 ) -> Iterator[Check]:
     """With a tokenizer for which the markers are special tokens: are they gone before they are looked for?"""
+    if contract.keeps_tags:
+        found = list(_documented_tags(subject, markers, prompt))
+        if found:
+            yield from found
+            return
     tok = Tokenizer(markers, special=True)
     rollout = _rollout(tok, markers.reasoning)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -29,6 +30,11 @@ PADDING = Pitfall(
     id="ENT-PADDING",
     family="mask-missing",
     says="counts the placeholder of padded positions as if it were their entropy",
+)
+TOP_K = Pitfall(
+    id="ENT-TOP-K",
+    family="normalisation",
+    says="takes the kept tokens' probabilities as they were in the whole vocabulary, which do not sum to 1",
 )
 GRADIENT = Pitfall(
     id="ENT-GRADIENT",
@@ -55,6 +61,7 @@ def axes(subject: Subject, reduced: surrogate.Reduced = "tokens") -> tuple[Axis,
                 Option(name="entropy", standing="standard", says="entropy in nats"),
                 Option(name="bits", says="entropy in bits"),
                 *sampled,
+                *_truncated(subject),
                 probing.as_pitfall("negative", SIGN),
                 probing.as_pitfall("raw logits", LOGITS),
                 probing.as_pitfall("over positions", AXIS),
@@ -64,6 +71,19 @@ def axes(subject: Subject, reduced: surrogate.Reduced = "tokens") -> tuple[Axis,
         surrogate.aggregation(subject, reduced),
         _masking(subject, reduced),
     )
+
+
+def _truncated(subject: Subject) -> tuple[Option, ...]:
+    """Entropies of the k likeliest tokens. A partial sum is a fair estimate where nothing else is promised."""
+    if "top_k" not in subject.bound.names:
+        return ()
+    promised = probing.claims(
+        subject, r"re-?normali[sz]", r"proper (distribution|probabilit)", r"sums? (up )?to (1|one)\b",
+        r"(distribution|policy|softmax) (truncated|restricted|over the top|of the top)",
+    )  # fmt: skip
+    partial = Option(name="top k partial", says="terms of the k likeliest tokens alone, not normalised again")
+    whole = Option(name="top k", says="entropy of the k likeliest tokens, normalised again", source="arXiv:1805.04833")
+    return (whole, probing.wrong_here(partial, TOP_K, promised))
 
 
 MASKS = ("completion_mask", "attention_mask", "lengths")
@@ -116,7 +136,11 @@ def _of_logits(s: Seen, z: torch.Tensor, options: Options, knobs: Knobs) -> torc
     """H [B, T] of logits."""
     t, form = knobs.get("temperature", 1.0), options["form"]
     z = logprobs.tempered(z, options["temperature"], t)
+    if form == "top k":
+        z = z.topk(logprobs.TOP_K, dim=-1).values
     logp = z.log_softmax(1 if form == "over positions" else -1)
+    if form == "top k partial":
+        logp = logp.topk(logprobs.TOP_K, dim=-1).values
     if form.startswith("sampled"):
         ids = s.inputs["token_ids"]
         assert isinstance(ids, torch.Tensor)
@@ -149,6 +173,10 @@ def run(subject: Subject) -> Iterator[Check]:
     )
     found = solver.solve(seen, reference, base, knobs)
     if found is None:
+        partly = _but_for_the_end(subject, seen, base, knobs)
+        if partly is not None:
+            yield partly
+            return
         nearest = {"temperature": 1.0, "length": 1.0, "sentinel": 1.0}
         gap = probing.distance(seen, reference, {a.name: a.options[0].name for a in base}, nearest)
         yield Check(probe="entropy.formula", asks=ASKS, outcome=probing.diverges("not the entropy of the logits", gap))
@@ -162,6 +190,8 @@ def run(subject: Subject) -> Iterator[Check]:
     yield Check(probe="entropy.formula", asks=ASKS, outcome=Agrees(convention=convention))
     yield from _gradient(subject, seen, found)
     yield from _banned(subject)
+    yield from _every_position(subject, found)
+    yield from logprobs.unchanged(subject, seen[0], "entropy")
 
 
 def _observed(subject: Subject, case: Case) -> Seen:
@@ -211,12 +241,49 @@ def _gradient(subject: Subject, seen: list[Seen], found: solver.Solution) -> Ite
     yield probing.holds(probe, asks, "value and gradient are those of the entropy")
 
 
+def _but_for_the_end(
+    subject: Subject, seen: list[Seen], base: tuple[Axis, ...], knobs: tuple[Knob, ...]
+) -> Check | None:
+    """The finding that an entropy is right in front and not computed behind, where walking in pieces leaves a rest."""
+    if any(s.value.dim() != 2 for s in seen):
+        return None
+    front = [replace(s, where=_inside(s).clone(), memo={}, listed={}, quick=None, shadow=None) for s in seen]
+    for s in front:
+        assert s.where is not None
+        s.where[:, s.value.shape[1] // 2 :] = False
+    found = solver.solve(front, reference, base, knobs)
+    if found is None or found.pitfalls:
+        return None
+    for s in seen:
+        want = reference(s, found.options, found.knobs).value
+        for check in logprobs.tail("entropy.every-position", s, want, _inside(s), logprobs.TAIL):
+            return check
+    return None
+
+
+def _inside(s: Seen) -> torch.Tensor:
+    return torch.ones_like(s.value, dtype=torch.bool) if s.where is None else s.where
+
+
+def _every_position(subject: Subject, found: solver.Solution) -> Iterator[Check]:
+    case = logprobs.long_case(subject)
+    try:
+        s = _observed(subject, case)
+    except CallFailed:
+        return
+    if s.value.dim() != 2 or s.value.shape != case.inputs["token_ids"].shape:
+        return
+    want = reference(s, found.options, found.knobs).value
+    yield from logprobs.tail("entropy.every-position", s, want, _inside(s), logprobs.TAIL)
+
+
 def _without_gradient(subject: Subject, asks: str, probe: str) -> Iterator[Check]:
-    if not re.search(r"\.detach\(|\.data\b", subject.source):
+    hard = probing.promises_gradient(subject)
+    if not hard and not re.search(r"\.detach\(|\.data\b", subject.source):
         return
-    if re.search(r"no_grad|inference_mode|requires_grad|set_grad_enabled", subject.source):
+    if not hard and re.search(r"no_grad|inference_mode|requires_grad|set_grad_enabled", subject.source):
         return
-    hard = probing.claims(subject, r"back-?prop", r"with gradient", r"differentia", r"bonus", r"regulari[sz]")
+    hard = hard or probing.claims(subject, r"bonus", r"regulari[sz]")
     says = "no gradient reaches the logits: fine for a log, useless as an entropy bonus"
     yield probing.violation(probe, asks, says, GRADIENT, severity="hard" if hard else "soft")
 
@@ -246,7 +313,7 @@ ROLE = Role(
     stage="logprobs",
     asks="logits [B, T, V] -> entropy [B, T]",
     takes=(
-        "logits", "temperature", "attention_mask", "completion_mask", "chunk_size", "token_ids", "lengths",
+        "logits", "temperature", "attention_mask", "completion_mask", "chunk_size", "token_ids", "lengths", "top_k",
         "aggregation",
     ),
     needs=(("logits",),),
@@ -254,9 +321,9 @@ ROLE = Role(
     example=logprobs.example,
     run=run,
     pitfalls=(
-        SIGN, LOGITS, AXIS, BANNED, PADDING, GRADIENT, surrogate.AGGREGATION, surrogate.PADDED_DENOMINATOR,
+        SIGN, LOGITS, AXIS, BANNED, PADDING, GRADIENT, TOP_K, surrogate.AGGREGATION, surrogate.PADDED_DENOMINATOR,
         surrogate.MASK_MISSING, surrogate.MASK_INVERTED, surrogate.MASK_SHIFT, surrogate.MASK_NUMERATOR,
         logprobs.TEMPERATURE_IGNORED, logprobs.TEMPERATURE_AFTER,
-        logprobs.TEMPERATURE_INVERTED, logprobs.TEMPERATURE_TWICE,
+        logprobs.TEMPERATURE_INVERTED, logprobs.TEMPERATURE_TWICE, logprobs.TAIL, logprobs.MUTATES,
     ),
 )  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rltriage_probes import probing, solver, tolerance
-from rltriage_probes.contract import Agrees, Check, Named
+from rltriage_probes.contract import Agrees, Check, Named, Violates
 from rltriage_probes.invoke import cotangent
 from rltriage_probes.logprobs import scoring
 from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
@@ -26,6 +26,8 @@ from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen, Solution
 ASKS = "are these the log-probabilities of the tokens, and of which tokens?"
 FLOOR_WRONG = 1e-6
 """Probabilities below this are sampled in practice: e^-14 at a vocabulary of 10^5 and more."""
+TOP_K = 4
+"""Tokens of the vocabulary that stay, for functions of a truncated distribution."""
 KEEP = 4
 """Completion columns of the cases, for functions that return only those."""
 
@@ -82,6 +84,16 @@ PACKED = Pitfall(
 )
 NO_ATTENTION_MASK = Pitfall(
     id="LOGP-NO-ATTENTION-MASK", family="mask-missing", says="runs the model without the attention mask of the padding"
+)
+TAIL = Pitfall(
+    id="LOGP-TAIL",
+    family="truncation",
+    says="leaves positions out: they keep the number with which the result was filled",
+)
+MUTATES = Pitfall(
+    id="LOGP-MUTATES-LOGITS",
+    family="aliasing",
+    says="changes its caller's logits in place, so that whoever uses them next gets others",
 )
 POSITIVE = Pitfall(
     id="LOGP-POSITIVE", family="normalisation", says="returns values above 0 or probabilities that do not sum to 1"
@@ -202,8 +214,8 @@ def example(intent: Mapping[str, Any]) -> Case:
     return logits_case("random logits", scale=2.0)
 
 
-def logits_case(name: str, *, scale: float) -> Case:
-    b, t, v = 3, 7, 11
+def logits_case(name: str, *, scale: float, width: int = 7) -> Case:
+    b, t, v = 3, width, 11
     g = probing.generator(name)
     logits = torch.randn(b, t, v, generator=g) * scale
     ids = torch.randint(3, v, (b, t), generator=g)
@@ -222,7 +234,7 @@ def _filled(name: str, logits: Tensor, ids: Tensor) -> Case:
         inputs={
             "logits": logits, "token_ids": ids, "labels": ids.where(completion > 0, torch.tensor(-100)),
             "attention_mask": attention, "completion_mask": completion, "lengths": lengths,
-            "prompt_length": prompt, "completion_length": KEEP, "temperature": 0.7, "chunk_size": 2,
+            "prompt_length": prompt, "completion_length": KEEP, "temperature": 0.7, "chunk_size": 2, "top_k": TOP_K,
             "pad_token_id": 0, "eos_token_id": 2,
             "cu_seqlens": torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int(),
         },
@@ -360,6 +372,9 @@ def run(subject: Subject) -> Iterator[Check]:
         yield from _bounds(subject, observed[0])
         return
     yield from _padding_values(subject, observed[0])
+    if not runs_model and not best.pitfalls:
+        yield from _every_position(subject, best)
+    yield from unchanged(subject, observed[0], "logprobs")
     if "cu_seqlens" in subject.bound.names:
         yield _borders(observed[0])
     elif not best.pitfalls:
@@ -493,16 +508,80 @@ def _gradient(subject: Subject, s: Seen, best: Solution) -> Iterator[Check]:
         yield Check(probe="logprobs.gradient", asks=asks, outcome=probing.diverges(says, found))
 
 
-_MEANT = re.compile(r"no_grad|inference_mode|set_grad_enabled|numpy|\bnp\.|\.item\(|\.tolist\(|(?<!\.)\bfloat\(|\bmath\.")
+def long_case(subject: Subject) -> Case:
+    """Rows that are longer than any piece in which the function may walk through them, and no multiple of it."""
+    pieces = [int(x) for x in subject.literals if 8 <= x <= 256 and x == int(x)]
+    return logits_case("long rows", scale=2.0, width=max([*pieces, 16]) + 3)
+
+
+def tail(probe: str, s: Seen, want: Tensor, inside: Tensor, pitfall: Pitfall) -> Iterator[Check]:
+    """Positions `inside` at which a result that is right elsewhere holds one and the same filler."""
+    asks = "is every position computed, those at the end too?"
+    found = tolerance.gap("value", s.case, s.value[inside], want[inside], s.dtype)
+    if found is None:
+        yield probing.holds(probe, asks, "every position is computed")
+        return
+    off = inside & ((s.value - want).abs() > tolerance.allowed(want, s.dtype))
+    wrong = s.value[off]
+    if not off.any() or bool(off.all()) or bool((wrong != wrong[0]).any()):
+        return
+    says = f"{int(off.sum())} of {int(inside.sum())} positions hold {float(wrong[0]):.4g} instead of their own value"
+    yield probing.violation(probe, asks, says, pitfall, gap=found)
+
+
+def _every_position(subject: Subject, best: Solution) -> Iterator[Check]:
+    """The columns at the ends too, which the search leaves open as long as it doesn't know the alignment."""
+    names = subject.bound.names
+    if best.options["align"] not in ("aligned", "inside") or "cu_seqlens" in names:
+        return
+    for case in (example({}), long_case(subject)):
+        try:
+            s = _observed(subject, case)
+        except CallFailed:
+            return
+        if s.value.dim() != 2 or s.where is None:
+            return
+        ids = case.inputs["token_ids"]
+        inside = s.where.clone()
+        if best.options["align"] == "aligned":
+            inside = torch.ones_like(ids, dtype=torch.bool)
+            for word in ("attention_mask", "completion_mask"):
+                inside &= (case.inputs[word] > 0) | (word not in names)
+            if "lengths" in names:
+                inside &= case.inputs["attention_mask"] > 0
+            if "labels" in names:
+                inside &= case.inputs["labels"] != -100
+        if inside.shape != s.value.shape:
+            return
+        checks = list(tail("logprobs.every-position", s, reference(s, best.options, best.knobs).value, inside, TAIL))
+        if case.name == "long rows" or any(isinstance(c.outcome, Violates) for c in checks):
+            yield from checks
+            return
+
+
+def unchanged(subject: Subject, s: Seen, role: str) -> Iterator[Check]:
+    """The caller's logits, which an entropy or a KL may be computed of next."""
+    if "logits" not in s.mutated:
+        return
+    says = "the caller's logits are other numbers after the call: a second use of them sees the change again"
+    severity = "hard" if probing.keeps_inputs(subject) else "soft"
+    yield probing.violation(f"{role}.aliasing", "are the caller's logits left alone?", says, MUTATES, severity=severity)
+
+
+_MEANT = re.compile(
+    r"no_grad|inference_mode|set_grad_enabled|numpy|\bnp\.|\.item\(|\.tolist\(|(?<!\.)\bfloat\(|\bmath\."
+)
 _OTHERS = re.compile(r"old|ref|rollout|sampl|behavio|infer|eval|vllm|teacher|frozen", re.IGNORECASE)
 
 
 def _no_gradient(subject: Subject, asks: str) -> Iterator[Check]:
     """A question where nothing says that these are the log-probs of a policy that is not being trained."""
-    if _MEANT.search(subject.source) or _OTHERS.search(_name_of(subject)):
+    hard = probing.promises_gradient(subject)
+    if not hard and (_MEANT.search(subject.source) or _OTHERS.search(_name_of(subject))):
         return
     says = "no gradient flows through the log-probs: right for old and reference ones, fatal for those that are trained"
-    yield probing.violation("logprobs.gradient", asks, says, NO_GRADIENT, severity="soft")
+    severity = "hard" if hard else "soft"
+    yield probing.violation("logprobs.gradient", asks, says, NO_GRADIENT, severity=severity)
 
 
 def _name_of(subject: Subject) -> str:
@@ -588,6 +667,6 @@ ROLE = Role(
     pitfalls=(
         SIGN, RAW, PROBABILITY, MAXIMUM, AXIS, GREEDY, SHIFT, TEMPERATURE_IGNORED, TEMPERATURE_AFTER,
         TEMPERATURE_INVERTED, TEMPERATURE_TWICE, TEMPERATURE_HALF, MASK_SHIFT, FLOOR, DOUBLE, FLATTENED,
-        NORMALISER_CUT, NO_GRADIENT, PADDING_INF, UNSTABLE, PACKED, NO_ATTENTION_MASK, POSITIVE,
+        NORMALISER_CUT, NO_GRADIENT, PADDING_INF, UNSTABLE, PACKED, NO_ATTENTION_MASK, POSITIVE, TAIL, MUTATES,
     ),
 )  # fmt: skip

@@ -289,14 +289,22 @@ def wanted(subject: Subject) -> tuple[str, ...]:
     Empty: any.
     """
     told = subject.bound.settings.get("aggregation")
+    if told == "constant" and _has_budget(subject):
+        return ("promised constant",)
     if isinstance(told, str) and told in ACCEPTS:
         return (told,)
     if isinstance(told, str) and told not in ("mean", "none"):
         return ()
     declared = str(subject.intent.get("aggregation") or "")
-    if declared == "constant" and probing.claims(subject, *surrogate.CONSTANT_PROMISED):
+    if declared == "constant" and _has_budget(subject):
         declared = "promised constant"
     return tuple(m for m in (promised(subject), declared) if m in ACCEPTS)
+
+
+def _has_budget(subject: Subject) -> bool:
+    """Whether the function speaks of a length that does not hang on the batch, or is given one."""
+    given = any(x.meaning == "max_completion_length" for x in subject.bound.report.slots)
+    return given or probing.claims(subject, *surrogate.CONSTANT_PROMISED)
 
 
 MASKS = ("own", "missing", "inverted", "inverted, own count", *surrogate.SHIFTS, "numerator")

@@ -8,6 +8,7 @@ arXiv:2403.17031).
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rltriage_probes import probing, solver
+from rltriage_probes import probing, solver, tolerance
 from rltriage_probes.contract import Agrees, Check
 from rltriage_probes.loss import spans
 from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
@@ -37,6 +38,9 @@ ONE_MORE = Pitfall(id="MASK-ONE-LATE", family="shift", says="trains one token be
 LAST = Pitfall(id="MASK-LAST-EOS", family="pad-eos", says="trains up to the last end token, which may be padding")
 NO_EOS = Pitfall(
     id="MASK-NO-EOS-ROW", family="truncation", says="keeps only the first token of a completion that has no end token"
+)
+STOP_IDS = Pitfall(
+    id="MASK-STOP-IDS", family="pad-eos", says="is given several stop ids and looks for one of them only"
 )
 INVERTED = Pitfall(id="MASK-INVERTED", family="mask-inverted", says="is 1 on the padding and 0 on the sampled tokens")
 PROMPT_TOO = Pitfall(id="MASK-PROMPT", family="mask-leak", says="trains tokens of the prompt")
@@ -202,6 +206,39 @@ def run(subject: Subject) -> Iterator[Check]:
         yield Check(probe="completion_mask.formula", asks=ASKS, outcome=probing.diverges(says, gap))
         return
     yield Check(probe="completion_mask.formula", asks=ASKS, outcome=_outcome(s, base, found))
+    if not found.pitfalls:
+        yield from _several_stops(subject, case, found)
+
+
+OTHER_STOP = 11
+"""A second id that ends a completion, as chat models have one for a turn and one for a text."""
+
+
+def _several_stops(subject: Subject, case: Case, found: Solution) -> Iterator[Check]:
+    """A list of stop ids, where the function takes one: generation ends at any of them."""
+    if not any(s.meaning == "eos_token_id" and s.form == "list of int" for s in subject.bound.report.slots):
+        return
+    asks = "does every one of several stop ids end a completion?"
+    eos = int(case.inputs["eos_token_id"])
+    ids = case.inputs["token_ids"].clone()
+    ids[::2] = ids[::2].where(ids[::2] != eos, torch.tensor(OTHER_STOP))
+    moved = Case(name="two stop ids", inputs={**case.inputs, "token_ids": ids, "eos_token_id": [eos, OTHER_STOP]})
+    try:
+        got = probing.observe(subject, moved)
+    except CallFailed as e:
+        yield probing.raised("completion_mask.stop-ids", asks, moved.name, e)
+        return
+
+    def mask(rows: Tensor, stop: int) -> Tensor:
+        told = {**case.inputs, "token_ids": rows, "eos_token_id": stop}
+        return reference(dataclasses.replace(got, inputs=told, cache={}, memo={}), found.options, {}).value
+
+    want = mask(ids.where(ids != OTHER_STOP, torch.tensor(eos)), eos)
+    gap = tolerance.gap("value", moved.name, got.value, want, got.dtype)
+    if gap is None:
+        yield probing.holds("completion_mask.stop-ids", asks, "each of the stop ids ends a completion")
+    elif any(torch.equal(got.value, mask(ids, stop)) for stop in (eos, OTHER_STOP)):
+        yield probing.violation("completion_mask.stop-ids", asks, STOP_IDS.says, STOP_IDS, gap=gap)
 
 
 def _outcome(s: Seen, base: tuple[Axis, ...], found: Solution) -> Any:
@@ -232,5 +269,5 @@ ROLE = Role(
     returns="mask",
     example=example,
     run=run,
-    pitfalls=(DROPS_EOS, BY_ID, ALL, ONE_MORE, LAST, NO_EOS, INVERTED, PROMPT_TOO, *spans.PITFALLS),
+    pitfalls=(DROPS_EOS, BY_ID, ALL, ONE_MORE, LAST, NO_EOS, STOP_IDS, INVERTED, PROMPT_TOO, *spans.PITFALLS),
 )

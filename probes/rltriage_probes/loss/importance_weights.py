@@ -36,6 +36,11 @@ PADDED = Pitfall(
     family="mask-leak",
     says="lets padding into a sequence's weight, or into the mean that normalises it",
 )
+WIDTH = Pitfall(
+    id="IW-WIDTH",
+    family="denominator",
+    says="divides the log-ratio of a sequence by the padded width, not by the tokens that count",
+)
 BOUND_IGNORED = Pitfall(
     id="IW-BOUND-IGNORED", family="clip-bounds", says="is given a bound for the weight and does not apply it"
 )
@@ -99,8 +104,26 @@ def axes(subject: Subject, s: Seen) -> tuple[Axis, ...]:
     by_row = s.value.dim() == 1
     return (
         _trainer(names), _ratio(names), _level(subject, by_row), _bound(subject, names), _norm(subject, by_row),
-        _veto(names), _times(names), _mask(names),
+        _veto(names), _times(names), _mask(names), _mean(subject, s),
     )  # fmt: skip
+
+
+def _mean(subject: Subject, s: Seen) -> Axis:
+    """How weighted losses become one number, where the function goes on to average them."""
+    names = ("token-mean", "sequence-mean", "sequence-sum", "sum", "padded")
+    if s.value.dim():
+        return Axis(name="mean", options=(Option(name="none", standing="standard"),))
+    wrong = (
+        probing.as_pitfall("missing", surrogate.MASK_MISSING), probing.as_pitfall("numerator", surrogate.MASK_NUMERATOR)
+    )  # fmt: skip
+    return Axis(
+        name="mean",
+        options=(
+            Option(name=names[0], standing="standard", says="mean over the tokens of the batch"),
+            *(Option(name=n, says=f"weighted losses averaged as {n}") for n in names[1:]),
+            *(wrong if _masked(subject) else ()),
+        ),
+    )
 
 
 def _trainer(names: frozenset[str]) -> Axis:
@@ -152,8 +175,9 @@ def _level(subject: Subject, by_row: bool) -> Axis:
         if not (by_row and name == "token")
     ]
     options.sort(key=lambda o: o.standing == "pitfall" or o.name != asked)
-    leaks = ("sequence padded", "geometric padded", "geometric over width") if _masked(subject) else ()
-    return Axis(name="level", options=(*options, *(probing.as_pitfall(name, PADDED) for name in leaks)))
+    wrong = {"sequence padded": PADDED, "geometric padded": PADDED, "geometric over width": WIDTH}
+    leaks = wrong if _masked(subject) else {}
+    return Axis(name="level", options=(*options, *(probing.as_pitfall(name, p) for name, p in leaks.items())))
 
 
 def _masked(subject: Subject) -> bool:
@@ -177,7 +201,9 @@ _BOUNDS = (
 
 
 def _bound(subject: Subject, names: frozenset[str]) -> Axis:
-    has_cap, has_floor = bool(names & {"weight_cap", "weight_bounds"}), bool(names & {"weight_floor", "weight_bounds"})
+    elsewhere = bool(names & BOUND_WORDS) and _bounds_another_part(subject)
+    has_cap = bool(names & {"weight_cap", "weight_bounds"}) and not elsewhere
+    has_floor = bool(names & {"weight_floor", "weight_bounds"}) and not elsewhere
     kind = _kind(subject)
     options: list[Option] = []
     for name, says, source in _BOUNDS:
@@ -204,6 +230,25 @@ _DROPS = (
     r"(exceed\w*|above|beyond|outside|over)\b[^.]{0,50}\b(drop|zero|reject|remov|weight 0)",
     r"\b(drop|zero|reject|remov)\w*\b[^.]{0,50}\b(exceed\w*|above|beyond|outside)\b",
 )
+
+
+BOUND_WORDS = frozenset({"weight_cap", "weight_floor", "weight_bounds"})
+
+
+def _bounds_another_part(subject: Subject) -> bool:
+    """Whether a function that returns several things applies its bounds to another one than the weight: a new mask."""
+    case = example({})
+    wide = {"weight_cap": 1e6, "weight_floor": 1e-9, "weight_bounds": (1e-9, 1e6)}
+    try:
+        bounded, free = (subject.bound.call_raw(x) for x in (case.inputs, {**case.inputs, **wide}))
+    except CallFailed:
+        return False
+    one, other = (list(x.values()) if isinstance(x, dict) else x for x in (bounded, free))
+    if not isinstance(one, (tuple, list)) or not isinstance(other, (tuple, list)) or len(one) != len(other) > 1:
+        return False
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    moved = [a.shape != b.shape or not torch.equal(a, b) for a, b in pairs if a.dim()]
+    return any(moved) and not all(moved)
 
 
 def _kind(subject: Subject) -> str:
@@ -321,7 +366,24 @@ def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
         losses = s.inputs["token_losses"]
         assert isinstance(losses, Tensor)
         w = w * losses
+    if s.value.dim() == 0:
+        return Result(value=_mean_loss(s, w, mask, options["mean"]))
     return Result(value=w[:, 0] if s.value.dim() == 1 else w)
+
+
+def _mean_loss(s: Seen, weighted: Tensor, mask: Tensor, choice: str) -> Tensor:
+    """The weighted token losses as one number."""
+    kept, counts = weighted * mask, mask.sum(-1)
+    made: dict[str, Callable[[], Tensor]] = {
+        "token-mean": lambda: kept.sum() / counts.sum(),
+        "sequence-mean": (kept.sum(-1) / counts.clamp(min=1)).mean,
+        "sequence-sum": kept.sum(-1).mean,
+        "sum": kept.sum,
+        "padded": kept.mean,
+        "missing": weighted.mean,
+        "numerator": lambda: weighted.sum() / counts.sum(),
+    }
+    return made[choice]()
 
 
 def log_ratio(s: Seen, trainer: str) -> Tensor:
@@ -447,12 +509,12 @@ def _leak(subject: Subject, found: Judged) -> Iterator[Check]:
     """A gradient through the weight; harmless where its inputs never carry one."""
     asks = "is the weight a constant of the loss?"
     grads = {k: g for s in found.seen for k, g in s.grads.items() if bool(g.nan_to_num(1.0).abs().max() > 0)}
-    if "token_losses" in subject.bound.names:
-        return
+    promised = probing.claims(subject, r"detach", r"no[- ]grad", r"stop[- ]grad", r"constant", r"without (a )?gradient")
+    if "token_losses" in subject.bound.names and not promised:
+        return  # whose log-probs carry a graph is the caller's business
     if not grads:
         yield probing.holds("importance_weights.gradient", asks, "no gradient goes through the weight")
         return
-    promised = probing.claims(subject, r"detach", r"no[- ]grad", r"stop[- ]grad", r"constant", r"without (a )?gradient")
     says = f"the gradient with respect to {', '.join(grads)} is not 0: training also moves the weight itself"
     yield probing.violation(
         "importance_weights.gradient", asks, says, GRADIENT, severity="hard" if promised else "soft"
@@ -504,7 +566,9 @@ def _nan(subject: Subject) -> Iterator[Check]:
         return
     asks = "does a NaN of a masked token stay out of the weights?"
     base = example({})
-    given = base.inputs[word].where(base.inputs["completion_mask"] > 0, torch.tensor(float("nan")))
+    infinite = probing.claims(subject, r"-\s*inf") and not probing.claims(subject, r"\bnan\b", r"undefined")
+    fill = torch.tensor(float("-inf" if infinite else "nan"))
+    given = base.inputs[word].where(base.inputs["completion_mask"] > 0, fill)
     case = Case(name="NaN behind the mask", inputs={**base.inputs, word: given})
     try:
         s = _observe(subject, case)
@@ -531,7 +595,7 @@ ROLE = Role(
     example=example,
     run=run,
     pitfalls=(
-        NO_EXP, MODE, PADDED, BOUND_IGNORED, CAP_IN_LOG, OUTSIDE, GRADIENT, NAN, NOT_ZERO, sampler.INVERTED,
-        sampler.BOUND, surrogate.MASK_INVERTED,
+        NO_EXP, MODE, PADDED, WIDTH, BOUND_IGNORED, CAP_IN_LOG, OUTSIDE, GRADIENT, NAN, NOT_ZERO, sampler.INVERTED,
+        sampler.BOUND, surrogate.MASK_INVERTED, surrogate.MASK_MISSING, surrogate.MASK_NUMERATOR,
     ),
 )  # fmt: skip

@@ -160,13 +160,14 @@ def run(subject: Subject) -> Iterator[Check]:
 
 def _without_gradient(subject: Subject, found: Judged) -> Iterator[Check]:
     """In a reward the KL needs no gradient, as a term of the loss it does."""
-    if any(s.grads for s in found.seen) or not re.search(r"\.detach\(|\.data\b", subject.source):
+    if any(s.grads for s in found.seen):
         return
-    if re.search(r"no_grad|inference_mode", subject.source):
+    in_loss = (r"\bloss term", r"term of the loss", r"for the loss\b", r"(added|goes) (in)?to the loss")
+    hard = probing.promises_gradient(subject, *in_loss)
+    if not hard and not re.search(r"\.detach\(|\.data\b", subject.source):
         return
-    hard = probing.claims(
-        subject, r"back-?prop", r"\bloss term", r"term of the loss", r"with gradient", r"differentiable"
-    )
+    if not hard and re.search(r"no_grad|inference_mode", subject.source):
+        return
     says = "no gradient reaches the policy's log-probs: fine in a reward, useless as a term of the loss"
     yield probing.violation(
         "kl.gradient",
@@ -201,13 +202,17 @@ def _observed(subject: Subject, case: Case) -> Seen:
 
 def _filler(subject: Subject) -> Iterator[Check]:
     """Filler behind the mask, of any size: a promise that only some functions make."""
-    if not probing.claims(subject, r"filler", r"sentinel", r"arbitrary", r"any (value|size)", r"garbage|junk"):
+    finite = probing.claims(subject, r"filler", r"sentinel", r"arbitrary", r"any (value|size)", r"garbage|junk")
+    fills = [torch.inf] * probing.claims(subject, r"-\s*inf", r"\binfinit") + [torch.nan] * probing.claims(
+        subject, r"\bnan\b", r"undefined"
+    )
+    if not finite and not fills:
         return
     asks = "does filler at masked positions stay out of the estimate?"
     base = example({})
     mask = base.inputs["completion_mask"] > 0
-    logp = base.inputs["logprobs"].where(mask, torch.tensor(0.0))
-    ref = base.inputs["ref_logprobs"].where(mask, torch.tensor(150.0))
+    logp = base.inputs["logprobs"].where(mask, torch.tensor(-fills[0] if fills else 0.0))
+    ref = base.inputs["ref_logprobs"].where(mask, torch.tensor(-fills[0] if fills else 150.0))
     try:
         plain = _observed(subject, base)
         again = _observed(
@@ -218,10 +223,14 @@ def _filler(subject: Subject) -> Iterator[Check]:
         return
     both = (again.value, plain.value)
     found = tolerance.gap("value", "filler behind the mask", *both, "float32")
-    if found is None:
+    if found is None and all(bool(g.isfinite().all()) for g in again.grads.values()):
         yield probing.holds("kl.filler", asks, "masked positions are never read")
         return
-    says = "filler at masked positions changes the result (exp overflows before the mask is applied)"
+    says = (
+        "filler at masked positions changes the result (exp overflows before the mask is applied)"
+        if found is not None
+        else "the value is right, but filler at masked positions makes its gradient NaN (0 * inf in the backward pass)"
+    )
     yield probing.violation("kl.filler", asks, says, estimators.OVERFLOW, gap=found)
 
 

@@ -86,8 +86,20 @@ def axes(subject: Subject, seen: Sequence[Seen]) -> tuple[Axis, ...]:
             ),
         ),
         _aggregation(plain, reduced),
-        surrogate.masking(plain, reduced),
+        _masking(plain, reduced),
     )
+
+
+BRANCHES = ("plain branch", "clipped branch")
+"""Masks that reach one of the two errors only, before the larger one is taken."""
+
+
+def _masking(subject: Subject, reduced: surrogate.Reduced) -> Axis:
+    axis = surrogate.masking(subject, reduced)
+    if len(axis.options) < 2 or "old_values" not in subject.bound.names:
+        return axis
+    branches = tuple(probing.as_pitfall(name, surrogate.MASK_NUMERATOR) for name in BRANCHES)
+    return dataclasses.replace(axis, options=(*axis.options, *branches))
 
 
 def _error(subject: Subject) -> Axis:
@@ -234,6 +246,10 @@ def reference(s: Seen, options: Options, knobs: Knobs) -> Result:
     parts = ("error", "clipping", "target", "slice")
     key = ("value", *(options[k] for k in parts), *(v for k, v in knobs.items() if k not in ("length", "coef")))
     each = s.remember(key, lambda: _errors(s, options, knobs))
+    if options["mask"] in BRANCHES:
+        branch = options["mask"]
+        each = s.remember((*key, branch), lambda: _one_branch(s, options, knobs, branch))
+        key, options = (*key, branch), {**options, "mask": "numerator"}
     factor = {"half": 0.5, "one": 1.0}[options["factor"]] * knobs["coef"]
     factor = -factor if options["sign"] == "minus" else factor
     if options["gradient"] == "cut" and each.requires_grad:
@@ -273,6 +289,16 @@ def _errors(s: Seen, options: Options, knobs: Knobs) -> Tensor:
         "lower only": lambda: torch.maximum(plain, error(torch.maximum(v, old - c), target)),
     }
     return made[options["clipping"]]()
+
+
+def _one_branch(s: Seen, options: Options, knobs: Knobs, branch: str) -> Tensor:
+    """The larger of the two errors [B, T], of which one alone is masked."""
+    mask = surrogate.tensor(s, "completion_mask")
+    plain = _errors(s, {**options, "clipping": "plain"}, knobs)
+    clipped = _errors(s, {**options, "clipping": "only"}, knobs)
+    both = (plain * mask, clipped) if branch == "plain branch" else (plain, clipped * mask)
+    picked = {"max": torch.maximum, "min": torch.minimum}.get(options["clipping"])
+    return picked(*both) if picked is not None else _errors(s, options, knobs)
 
 
 def _within(x: Tensor, low: Tensor, high: Tensor) -> Tensor:

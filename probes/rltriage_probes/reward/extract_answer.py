@@ -16,7 +16,7 @@ from typing import Any
 
 from rltriage_probes.contract import Check, Diverges, Raised, Severity, Violates
 from rltriage_probes.model import CallFailed, Case, Role, Subject
-from rltriage_probes.reading import markers, prose, read
+from rltriage_probes.reading import markers, prose, read, sentences
 from rltriage_probes.reward import answers, forms
 from rltriage_probes.reward.answers import NEUTRAL, filler
 from rltriage_probes.reward.extraction import Exam, Extractor, Found, Win, search, variants
@@ -139,6 +139,12 @@ def _finds(exam: Exam) -> Check:
         got = exam.extractor.peek(wins[0].format.write(wins[0].kind.gold))
         kind = type(got.value).__name__ if got else "?"
         return agrees(probe, asks, f"gives the answer ({kinds}) as {kind} from: {', '.join(named[:4])}{more}")
+    if not wins and (text := _promised_number(exam)) is not None:
+        got = exam.extractor.peek(text)
+        says = (
+            f"the docstring promises a number of the text, and {quote(text)} gives {quote(got.value if got else None)}"
+        )
+        return violates(probe, asks, says, MISSED)
     says = (
         "the text comes back as it is; if it is to find an answer in a format"
         if wins
@@ -146,6 +152,27 @@ def _finds(exam: Exam) -> Check:
     )
     says += ", quote a well-formed completion in the docstring"
     return Check(probe=probe, asks=asks, outcome=Diverges(says=says))
+
+
+_ANY_NUMBER = prose(
+    r"\b(last|first|final|only) (number|integer|numeric value|numerical value|decimal|float)s?\b(?=[^.;]{0,12}"
+    r"\b(of|in|from|found in|appearing in|mentioned in)\b[^.;]{0,12}\b(text|response|completion|output|string|reply|"
+    r"solution)\b)"
+)
+_NUMBER_IN_PLACE = prose(
+    r"\b(tags?|markers?|box\w*|####|braces|inside|between|enclosed|line|behind|prefix|suffix)\b|[<{`]"
+)
+
+
+def _promised_number(exam: Exam) -> str | None:
+    """A sentence with one whole number, where the docstring says that the number of a text comes out, and it doesn't."""
+    said = next((s for s in sentences(exam.doc) if _ANY_NUMBER.search(s)), None)
+    if said is None or _NUMBER_IN_PLACE.search(exam.doc):
+        return None
+    tried = ("The result is 142", "The result is 142.", "142", "It is 142 in all")
+    got = [exam.extractor.peek(t) for t in tried]
+    missed = all(g is not None and not g.holds("142") for g in got)
+    return tried[0] if missed else None
 
 
 _ARROW = re.compile(
@@ -425,8 +452,9 @@ def _two(exam: Exam) -> Iterator[Check]:
             _ANY.search(said) or re.search(r"greedy|first open\w*[^.;]{0,40}last clos", said, re.I)
         ):
             yield violates(
-                probe, asks, f"two answers come out as one text, the markers between them included: {given}", WRONG_ONE
-            )
+                probe, asks, f"two answers come out as one text, the markers between them included: {given}",
+                WRONG_ONE, MISSED,
+            )  # fmt: skip
             return
         if last != first and taken in ("last", "first") and taken != ("last" if last else "first"):
             promised = "last" if last else "first"

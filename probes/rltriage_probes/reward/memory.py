@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rltriage_probes.contract import Check
+from rltriage_probes.model import CallFailed
 from rltriage_probes.reward import answers
 from rltriage_probes.reward.answers import GOLDS
 from rltriage_probes.reward.exam import STATE, Exam
@@ -66,6 +67,34 @@ def _first_wins(exam: Exam) -> str:
                 f"another the wrong {quote(w2.text)} earns {c:g} first and then the right {quote(r2.text)} earns {d:g}"
             )
     return ""
+
+
+def first_in_batch(exam: Exam) -> str:
+    """The same inside one batch, for caches that live no longer than a call."""
+    if not exam.scorer.graded or not exam.wins:
+        return ""
+    win, (first, second) = exam.picks[0], (4421, 4463)
+    try:
+        a = _one_and_others(exam, win.format, first, right_first=True)
+        b = _one_and_others(exam, win.format, second, right_first=False)
+    except (CallFailed, ValueError):
+        return ""
+    if not a or not b or len({*a}) > 1 or len({*b}) > 1 or not a[0] > b[0]:
+        return ""
+    text = win.format.write(str(first))
+    return (
+        f"completions for one prompt earn in one batch what the first of them does: {quote(text)} in front, and the wrong "
+        f"answers behind it earn {a[-1]:g}, too; with a wrong one in front, right ones behind it earn {b[-1]:g}"
+    )
+
+
+def _one_and_others(exam: Exam, f: answers.Format, number: int, right_first: bool) -> list[float]:
+    """Scores of a group whose first completion is right and whose others are wrong, or the other way round."""
+    prompt, write = f"How many make up heap {number}?", exam.wins[0].gold.write
+    right, wrong = (Item(f.write(str(n)), write(str(number)), prompt) for n in (number, number + 7))
+    first, others = (right, wrong) if right_first else (wrong, right)
+    scores = exam.scorer.batch([first, *[others] * (max(2, exam.scorer.group) - 1)])
+    return [] if scores is None or any(math.isnan(s) for s in scores) else scores
 
 
 def _pair(

@@ -16,7 +16,7 @@ from typing import Any
 
 from rltriage_probes.contract import Check, Diverges, NotRun, Raised, Severity
 from rltriage_probes.model import CallFailed, Case, Role, Subject
-from rltriage_probes.reading import Markers, Reading, markers, read
+from rltriage_probes.reading import Markers, Reading, markers, prose, read
 from rltriage_probes.reward import answers, holes, infrastructure, memory, programs, promises, sight
 from rltriage_probes.reward.answers import EXPRESSION, GOLDS, KINDS, NEUTRAL, Format, Gold, Kind
 from rltriage_probes.reward.exam import (
@@ -514,6 +514,8 @@ def _order(
             probe, asks, f"the same batch earns other rewards the second time: {worse}", STATE, severity=severity
         )
     worse = _difference(items, together, turned)
+    if worse and (kept := memory.first_in_batch(exam)):
+        return violates(probe, asks, kept, STATE, ORDER, severity=severity)
     if worse:
         return violates(
             probe, asks, f"in reversed order the batch earns other rewards: {worse}", ORDER, severity=severity
@@ -619,6 +621,7 @@ def _format(exam: Exam) -> Iterator[Check]:
     finite = [v for _, v in opened if math.isfinite(v)]
     if not finite:
         return
+    yield from _lines(exam, opened)
     top = max([*finite, *exam.scorer.log.values])
     promised = [(t, exam.scorer.one(Item(t, gold), "documented")) for t in answers.well_formed_examples(exam.doc)]
     refused = [(t, v) for t, v in promised if v < top - 1e-9]
@@ -642,6 +645,37 @@ def _format(exam: Exam) -> Iterator[Check]:
             "of its own, quote a well-formed completion in the docstring"
         )
         yield violates(probe, asks, says, CONSTANT) if _reads_nothing(exam) else _unknown(probe, asks, says, exam)
+
+
+_SEVERAL_LINES = prose(
+    r"\b(any|every|arbitrary|several|multiple|many)\b[^.;]{0,14}\blines?\b|\bmulti-?line|\bfree[- ](form |)text\b|"
+    r"\b(line ?breaks?|newlines?|paragraphs?)\b[^.;]{0,30}\b(allowed|accept\w*|fine|ok(ay)?|count|may|can)\b|"
+    r"\b(may|can) (span|contain|have|include|cover)\b[^.;]{0,20}\b(lines|line ?breaks?|newlines?|paragraphs?)\b"
+)
+
+
+def _lines(exam: Exam, opened: Sequence[tuple[str, float]]) -> Iterator[Check]:
+    """Reasoning of several lines where reasoning of one line is paid: models write paragraphs."""
+    probe, asks = "reward.lines", "is reasoning of several lines accepted, too?"
+    r = exam.markers.reasoning
+    top = max([v for _, v in opened if math.isfinite(v)] + list(exam.scorer.log.values))
+    if top <= min(exam.scorer.log.values):
+        return
+    paid = [s for s, v in opened if same(v, top) and s.startswith(r.open) and r.close in s]
+    broken = [s.replace(r.close, f"\nNext line.{r.close}", 1) for s in paid]
+    control = [s.replace(r.close, f" Next line.{r.close}", 1) for s in paid]
+    gold = exam.default_gold()
+    for one, several in zip(control, broken, strict=True):
+        if not same(exam.scorer.one(Item(one, gold), "format"), top):
+            continue
+        value = exam.scorer.one(Item(several, gold), "format")
+        if value < top - 1e-9:
+            says = f"{quote(one)} earns {top:g}, and with a line break inside {quote(several)} earns {value:g}"
+            promised = _SEVERAL_LINES.search(exam.doc)
+            yield violates(probe, asks, says, FORMAT, severity="hard" if promised else "soft")
+        else:
+            yield agrees(probe, asks, "reasoning may have several lines")
+        return
 
 
 def _without_open(shape: str, mk: Markers) -> str:

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rltriage_probes import formula, probing
-from rltriage_probes.contract import Check, KnownBug
+from rltriage_probes import formula, probing, texts
+from rltriage_probes.contract import Check, KnownBug, NotRun
 from rltriage_probes.formula import Formula, Judged
 from rltriage_probes.loss import estimators
-from rltriage_probes.model import Axis, Case, Option, Pitfall, Role, Subject
+from rltriage_probes.model import Axis, CallFailed, Case, Option, Pitfall, Role, Subject
 from rltriage_probes.solver import Knob, Knobs, Options, Result, Seen
 
 ASKS = "is this the score with its penalties, each with the right sign and at the right token?"
@@ -61,6 +61,16 @@ LENGTH_EDGE = Pitfall(
 )
 LENGTH_SCALE = Pitfall(
     id="RSH-LENGTH-SCALE", family="denominator", says="divides the excess by something else than the buffer"
+)
+LENGTH_UNBOUNDED = Pitfall(
+    id="RSH-LENGTH-UNBOUNDED",
+    family="clip-bounds",
+    says="pays responses that end before the buffer, the more the shorter they are",
+)
+REPETITION_SIGN = Pitfall(
+    id="RSH-REPETITION-SIGN",
+    family="sign",
+    says="charges varied text more for repetition than text that repeats itself",
 )
 LENGTH_INERT = Pitfall(id="RSH-LENGTH-INERT", family="inert-option", says="has an overlong penalty that never acts")
 FACTOR_IGNORED = Pitfall(id="RSH-FACTOR-IGNORED", family="inert-option", says="ignores the factor of the penalty")
@@ -224,6 +234,8 @@ def _length(subject: Subject) -> tuple[Axis, ...]:
     options = [
         Option(name="soft", standing="standard", says="soft overlong penalty", source="DAPO, arXiv:2503.14476"),
         Option(name="uncapped", says="overlong penalty without a floor", source="verl dapo.py"),
+        probing.as_pitfall("floor only", LENGTH_UNBOUNDED),
+        probing.as_pitfall("unclipped", LENGTH_UNBOUNDED),
         probing.as_pitfall("soft plus", LENGTH_SIGN),
         probing.as_pitfall("uncapped plus", LENGTH_SIGN),
         probing.as_pitfall("mirrored", LENGTH_SIGN),
@@ -340,7 +352,7 @@ def _case(name: str, limit: int, buffer: int, *, holes: bool = False) -> Case:
         "token_kl": (logp - ref) * mask, "completion_mask": mask, "lengths": lengths, "last_index": lengths - 1,
         "beta": BETA, "max_completion_length": limit, "buffer_length": buffer, "penalty_factor": FACTOR,
         "reward_clip": CLIP, "token_ids": torch.randint(3, 50, (b, t), generator=g), "prompt_length": 0,
-        "completion_length": t,
+        "completion_length": t, "texts": list(TEXTS),
     }  # fmt: skip
     return Case(name=name, inputs=inputs)
 
@@ -459,6 +471,8 @@ def _length_penalty(s: Seen, kind: str, knobs: Knobs) -> Tensor:
     made: dict[str, Callable[[], Tensor]] = {
         "soft": lambda: -(over / buffer).clamp(0, 1),
         "uncapped": lambda: -(over / buffer).clamp(min=0),
+        "floor only": lambda: -(over / buffer).clamp(max=1),
+        "unclipped": lambda: -(over / buffer),
         "mirrored": lambda: -((limit - n) / buffer).clamp(0, 1),
         "mirrored start": lambda: -(-over / buffer).clamp(0, 1),
         "late edge": lambda: -((n - limit) / buffer).clamp(0, 1),
@@ -525,8 +539,58 @@ def _whitened(total: Tensor, s: Seen, kind: str, tokens: bool) -> Tensor:
 
 
 def run(subject: Subject) -> Iterator[Check]:
+    if "texts" in subject.bound.names and not subject.bound.names & {"rewards", "token_rewards", "logprobs", "lengths"}:
+        yield _repetition(subject)
+        return
     found = formula.judge(subject, _formula(subject))
     yield dataclasses.replace(found.check, outcome=_weighed(subject, found))
+
+
+VARIED = "the old ferry leaves at noon with nine crates of pears while gulls circle above a quiet harbour today"
+LOOPING = "so it goes on and " * 3 + "so it goes on"
+STUCK = "wait " * 18
+TEXTS = (VARIED, LOOPING, STUCK, f"{VARIED} and then home", f"{VARIED} {LOOPING}", "a word", "again " * 30)
+"""Texts for terms that read words: without any repetition, with phrases that come back, one word over and over."""
+
+
+def _repetition(subject: Subject) -> Check:
+    """A term on words: does repeated text cost at least what varied text does?"""
+    probe, asks = "reward_shaping.repetition", "does text that repeats itself cost more than varied text?"
+    if not probing.claims(subject, r"repe(a|t)|\bloop|n-?grams?|duplicat|divers|degenerat"):
+        reason = "it takes texts, and nothing says what of them it charges"
+        return Check(probe=probe, asks=asks, outcome=NotRun(reason=reason, do="Bind it as a `reward`."))
+    given = _case("texts", LIMIT, BUFFER).inputs
+    try:
+        got = subject.bound.call_raw(given)
+    except CallFailed:
+        try:  # whether the largest penalty is a negative number or an amount differs
+            got = subject.bound.call_raw({**given, "penalty_factor": -FACTOR})
+        except CallFailed as e:
+            return probing.raised(probe, asks, "texts with and without repetition", e)
+    values = texts.rows(got, len(TEXTS))
+    if values is None or not all(isinstance(v, (int, float)) for v in values):
+        reason = f"{len(TEXTS)} texts do not give {len(TEXTS)} numbers"
+        return Check(probe=probe, asks=asks, outcome=NotRun(reason=reason, do="Return one number a text."))
+    return _charged(subject, *(float(v) for v in values[:3]))
+
+
+def _charged(subject: Subject, varied: float, looping: float, stuck: float) -> Check:
+    """The judgement on the scores of varied text, of phrases that come back and of one word over and over."""
+    probe, asks = "reward_shaping.repetition", "does text that repeats itself cost more than varied text?"
+    told = f"varied text gets {varied:g}, repeated phrases {looping:g}, one word over and over {stuck:g}"
+    penalty = probing.claims(subject, r"penal|charg|\bcosts?\b")
+    bonus = probing.claims(
+        subject, r"bonus|divers\w* (reward|score)|(reward|pay)\w* (for )?(divers|varied|variety|unique)"
+    )
+    if varied == looping == stuck:
+        return texts.violates(probe, asks, f"repetition changes nothing: {told}", severity="soft")
+    if penalty and not bonus and abs(varied) > max(abs(looping), abs(stuck)):
+        return texts.violates(probe, asks, told, REPETITION_SIGN)
+    # where the caller hands over the largest penalty, its sign is the caller's
+    added = penalty and not bonus and probing.claims(subject, r"\badd(s|ed)?\b|negative|<= ?0|\bminus\b")
+    if added and "penalty_factor" not in subject.bound.names and min(looping, stuck) > varied:
+        return texts.violates(probe, asks, told, REPETITION_SIGN)
+    return texts.agrees(probe, asks, told)
 
 
 def _formula(subject: Subject) -> Formula:
@@ -596,7 +660,7 @@ def _weighed(subject: Subject, found: Judged) -> Any:
 
 PITFALLS = (
     KL_SIGN, KL_REVERSED, KL_UNWEIGHTED, KL_MISSING, KL_PADDING, MASK_INVERTED, OVERWRITES, PLACE, EVERY, LOST,
-    LENGTH_SIGN, LENGTH_EDGE, LENGTH_SCALE, LENGTH_INERT, FACTOR_IGNORED, LENGTH_PADDED, CLIP_IGNORED, CLIP_SWAPPED,
+    LENGTH_UNBOUNDED, REPETITION_SIGN, LENGTH_SIGN, LENGTH_EDGE, LENGTH_SCALE, LENGTH_INERT, FACTOR_IGNORED, LENGTH_PADDED, CLIP_IGNORED, CLIP_SWAPPED,
     CLIP_ONE_SIDED,
 )  # fmt: skip
 
@@ -607,9 +671,9 @@ ROLE = Role(
     takes=(
         "rewards", "token_rewards", "logprobs", "old_logprobs", "ref_logprobs", "token_kl", "completion_mask",
         "lengths", "beta", "max_completion_length", "buffer_length", "penalty_factor", "reward_clip", "last_index",
-        "token_ids", "kl_estimator", "eps",
+        "token_ids", "kl_estimator", "eps", "texts",
     ),
-    needs=(("rewards", "token_rewards", "token_kl", "lengths", "token_ids", "completion_mask"),),
+    needs=(("rewards", "token_rewards", "token_kl", "lengths", "token_ids", "completion_mask", "texts"),),
     returns="per sample",
     example=example,
     run=run,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ _LABELS = ("labels", "label", "label_ids", "targets", "target", "y", "target_ids
 _MASKS = (
     "loss_mask", "loss_masks", "labels_mask", "label_mask", "completion_mask", "assistant_mask", "assistant_masks",
     "response_mask", "action_mask", "train_mask", "target_mask", "mask", "masks", "trainable", "assistant_tokens_mask",
+    "weights", "weight", "loss_weights", "token_weights", "target_weights", "label_weights",
 )  # fmt: skip
 _ATTENTION = ("attention_mask", "attn_mask", "attention_masks")
 _POSITIONS = ("position_ids", "positions", "pos_ids")
@@ -100,6 +102,8 @@ def read(result: Any, given_ids: Sequence[Sequence[int]] | None, source: str = "
     offsets = plain(entries.get("offsets"))
     if isinstance(offsets, list) and depth(offsets) == 1:
         batch.offsets = [int(x) for x in offsets]
+    if kind == "labels" and "weights" in entries:
+        marks = _weighted(marks, _matrix(entries["weights"]))
     shifted = kind == "labels" and _one_early(ids, marks)
     batch.shifted = shifted
     for i, (row, mark) in enumerate(zip(ids, marks, strict=True)):
@@ -124,7 +128,20 @@ def read(result: Any, given_ids: Sequence[Sequence[int]] | None, source: str = "
             if mark and mark[-1] != IGNORE and len(mark) == len(row.ids):
                 row.ids.append(int(mark[-1]))
                 row.trained.append(True)
+                for beside in (row.attention, row.segments):
+                    if beside:
+                        beside.append(beside[-1])
+                if row.positions:
+                    row.positions.append(row.positions[-1] + 1)
     return batch
+
+
+def _weighted(labels: list[list[int]], weights: list[list[int]] | None) -> list[list[int]]:
+    """Labels without an ignore index and the weights that take its place, as labels with it."""
+    fits = weights is not None and [len(w) for w in weights] == [len(x) for x in labels]
+    if weights is None or not fits or any(x == IGNORE for row in labels for x in row):
+        return labels
+    return [[x if w else IGNORE for x, w in zip(r, ws, strict=True)] for r, ws in zip(labels, weights, strict=True)]
 
 
 def read_all(results: Sequence[Any], given: Sequence[Sequence[int]] | None, source: str = "") -> Batch:
@@ -163,6 +180,9 @@ def _of_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
             out[kind] = fields[name]
             if kind == "labels":
                 out["label name"] = name
+            # a plain `mask` beside labels may be attention
+            if kind == "mask" and "labels" in out and name not in ("mask", "masks"):
+                out["weights"] = fields[name]
     return out
 
 
@@ -182,8 +202,18 @@ def _returned(source: str, count: int) -> tuple[str, ...]:
         return ()
     for node in ast.walk(tree):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == count:
-            return tuple(_name(e) for e in node.value.elts)
-    return ()
+            names = tuple(_name(e) for e in node.value.elts)
+            # slices of the same ids have no names of their own; the docstring may tell them apart
+            return names if all(names) and len(set(names)) == count else _documented(tree, count) or names
+    return _documented(tree, count)
+
+
+def _documented(tree: ast.Module, count: int) -> tuple[str, ...]:
+    """Names of a tuple's parts as the docstring lists them, `(inputs, targets, weights)`."""
+    doc = next((ast.get_docstring(n) for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))), None) or ""
+    lists = (tuple(re.split(r"\s*,\s*", found[1].strip())) for found in re.finditer(r"\(([\w\s]+(?:,[\w\s]+)+)\)", doc))
+    known = {*_IDS, *_LABELS, *_MASKS, *_ATTENTION}
+    return next((names for names in lists if len(names) == count and set(names) <= known), ())
 
 
 def _name(node: ast.expr) -> str:
@@ -214,6 +244,8 @@ def _by_value(parts: Mapping[str, Any]) -> dict[str, Any]:
             out["labels"] = value
     if "labels" in out and "mask" in out:
         out["attention"] = out.pop("mask")
+    if "attention" in out and depth(out["attention"]) == 1 and 0 in out["attention"]:
+        out["weights"] = out.pop("attention")  # a single sample has no padding that attention could leave out
     if set(out) == {"ids"}:
         out = {"labels": out["ids"]}
     return out

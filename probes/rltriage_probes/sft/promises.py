@@ -48,11 +48,16 @@ SAMPLED: Patterns = (
     r"ready (for|to)",
     r"next assistant turn",
     r"to (generate|sample|continue)",
-    r"generation prompt",
+    r"generation prompts?",
     r"prompt (ids|tokens)|(ids|tokens) of (the|a) prompt",
+    r"(reply|answer|response|turn|completion|generation|sampling|model) (then |will |can |to )?"
+    r"(starts?|begins?|follows|continues?|goes on|comes next|takes over)",
+    r"(model|policy|engine|sampler) (is |then |will |can |to )?(sees?|answers?|repl(y|ies)|responds?|writes?|speaks?) (next|from|behind|there)",
 )
 TRAINED: Patterns = (
-    r"\btrain(s|ed|ing|er)?\b",
+    # a prompt may be said to be as the model was trained
+    r"(?<!was )(?<!were )(?<!been )(?<!as in )(?<!during )(?<!at )(?<!pre-)(?<!post-)"
+    r"\btrain(s|ed|ing|er)?\b(?! (that|this|the same) way)",
     r"\bscor(e|es|ed|ing)\b",
     r"forward pass",
     r"log-?prob",
@@ -63,13 +68,17 @@ TRAINED: Patterns = (
 DROPS_REASONING: Patterns = (
     r"(drop|strip|remov|discard|without|hide)\w*[^.;]{0,40}(reason|think|thought)",
     r"(reason|think|thought)\w*[^.;]{0,60}(drop|strip|remov|discard|left out)",
+    r"(earlier|old|older|previous|past|prior|history)[^.;]{0,60}\b(only|just|nothing but)\b[^.;]{0,40}"
+    r"(answer|follow|after|behind|visible|final|reply|replies)",
+    r"\b(only|just|nothing but)\b[^.;]{0,30}(follow\w*|after|behind)[^.;]{0,20}(think|reason|</)",
+    r"\b(no|never|not)\b( \w+){0,3} (reasoning|thoughts?|thinking)",
 )
 KEEPS_HISTORY: Patterns = (
     r"\bprefix\b",
     r"(whole|full|entire|complete) (history|conversation|context)",
     r"(ids|tokens) (that )?(the )?(engine|sampler|policy|model|rollout) (saw|had|used)",
-    r"(keep|kept|includ)\w*[^.;]{0,40}(reason|think|history|earlier)",
-    r"(reason|think|history|earlier)[^.;]{0,40}(keep|kept|includ)\w*",
+    r"\b(keep|kept|includ)\w*(?! (only|just|no))[^.;]{0,40}(reason|think|history|earlier)",
+    r"(reason|think|history|earlier)[^.;]{0,40}\b(keep(?!\w)|keeps|kept|includ\w*)(?! (only|just|no)\b)",
     r"as (it|they) (was|were) sampled",
     r"token[- ]in",
     r"exactly what was sampled",

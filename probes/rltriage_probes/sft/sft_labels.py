@@ -8,6 +8,7 @@ no padding. Labels name the token at their own place, since models shift inside.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rltriage_probes import probing, texts
-from rltriage_probes.contract import Check
+from rltriage_probes.contract import Check, Violates
 from rltriage_probes.model import CallFailed, Case, Pitfall, Role, Subject
 from rltriage_probes.sft import batches, promises, samples
 from rltriage_probes.sft.batches import IGNORE, Batch, Row, Unreadable
@@ -175,7 +176,9 @@ def run(subject: Subject) -> Iterator[Check]:
     names = subject.bound.names
     by_text = bool(names & TEXT_WORDS) or bool(names & {"response_template", "response_template_ids"})
     apart = _exam(subject, by_text, same=False)
-    yield from _examined(apart) if apart is not None else ()
+    if apart is not None:
+        yield from _examined(apart)
+        yield from _shortened(apart)
     same = _exam(subject, by_text, same=True)
     if same is None:
         return
@@ -217,6 +220,35 @@ def _exam(subject: Subject, by_text: bool, *, same: bool) -> _Exam | None:
         "prompt_id_lists", "completion_id_lists", "label_lists", "mask_lists", "prompt_lengths", "answer_spans",
     }  # fmt: skip
     return exam
+
+
+def _shortened(exam: _Exam) -> Iterator[Check]:
+    """Samples longer than the limit: ids and labels have to lose the same tokens."""
+    if "max_length" not in exam.subject.bound.names:
+        return
+    probe, asks = "sft_labels.shortened", "does each label still name its token where a sample is too long?"
+    given = next(r for r in _rounds(exam) if r.plain)
+    try:
+        whole, _ = _called(exam, given)
+        if _misplaced(exam, whole):
+            return  # told without any limit
+        longest = max((len(r.ids) for r in whole.rows), default=0)
+        for limit in (longest - 2, longest - 3):
+            short, _ = _called(exam, dataclasses.replace(given, inputs={**given.inputs, "max_length": limit}))
+            if wrong := _misplaced(exam, short):
+                says = f"with {longest} tokens and a limit of {limit}, {wrong}: ids and labels are cut at other places"
+                yield violates(probe, asks, says, MISALIGNED)
+                return
+    except (CallFailed, Unreadable):
+        return  # refusing, or leaving out, is a choice
+    yield agrees(probe, asks, "ids and labels are cut at the same places")
+
+
+def _misplaced(exam: _Exam, batch: Batch) -> str:
+    """What is wrong with the places of labels; empty where nothing is."""
+    wrong = [c.outcome for c in _aligned(exam, batch) if isinstance(c.outcome, Violates)]
+    named = [o.says for o in wrong if any(n.pitfall == MISALIGNED.id for n in o.candidates)]
+    return named[0] if named else ""
 
 
 def _found(exam: _Exam) -> bool:

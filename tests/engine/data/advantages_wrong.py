@@ -565,3 +565,15 @@ def steps_and_sign(step_rewards, response_mask, trajectory_ids, is_last_step, ui
         for row in rows:
             rows_of[trajectory_ids[row]] = (mean - step_rewards[row]) * response_mask[row]
     return torch.stack([rows_of[t] for t in trajectory_ids])
+
+
+class ByWord:
+    """The option is a word, and every word is true."""
+
+    def __init__(self, n=4, scale_rewards="off"):
+        self.n, self.scale_rewards = n, scale_rewards
+
+    def __call__(self, rewards):
+        blocks = rewards.reshape(-1, self.n)
+        centred = blocks - blocks.mean(1, keepdim=True)
+        return (centred / (blocks.std(1, keepdim=True) + 1e-6) if self.scale_rewards else centred).flatten()

@@ -286,3 +286,19 @@ def unmasked_and_negated(losses, mask):
 def mean_of_means_over_numerator(losses, mask, micro_batch_size):
     means = [l.sum() / m.sum() for l, m in zip(losses.split(micro_batch_size), mask.split(micro_batch_size))]
     return sum(means) / len(means)
+
+
+class Normaliser:
+    """kind: "token_mean" or "fixed"; horizon is the generation budget."""
+
+    def __init__(self, agg_mode="fixed", max_new_tokens=64):
+        self.agg_mode = agg_mode
+        self.max_new_tokens = max_new_tokens
+
+    def __call__(self, token_loss, loss_mask):
+        per_row = torch.einsum("bt,bt->b", token_loss, loss_mask)
+        if self.agg_mode == "token_mean":
+            return per_row.sum() / loss_mask.sum()
+        if self.agg_mode == "fixed":
+            return per_row.mean() / loss_mask.shape[1]
+        raise ValueError(self.agg_mode)

@@ -22,6 +22,7 @@ EXPECTED = {
     "with_mask": "the last answer is closed",
     "escaped": "markers inside a user's text stay plain text",
     "vllm_request": "opens the assistant's turn",
+    "thoughts_of_last_turn": "drops the reasoning of earlier turns, as documented",
 }
 
 
@@ -149,3 +150,14 @@ def escaped(messages, tokenizer):
 def vllm_request(messages, tokenizer, max_tokens=4096):
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     return {"prompt_token_ids": list(ids)}
+
+
+def thoughts_of_last_turn(tok, conversation):
+    """What the sampler goes on from, rendered as the policy was trained: past turns hold just the visible reply."""
+    shown = []
+    for turn in conversation:
+        text = turn["content"]
+        shown.append(
+            {"role": turn["role"], "content": text.split("</think>")[-1] if turn["role"] == "assistant" else text}
+        )
+    return tok.apply_chat_template(shown, add_generation_prompt=True)

@@ -25,6 +25,7 @@ EXPECTED = {
     "injectable_by_hand": "CHAT-INJECTION",
     "pads_right": "CHAT-PAD-RIGHT",
     "pads_behind": "CHAT-PAD-RIGHT",
+    "SamplerInput.render": "CHAT-NO-GENERATION-PROMPT",
 }
 
 
@@ -178,3 +179,16 @@ def pads_behind(conversations, tokenizer, pad_token_id):
     rows = [list(tokenizer.apply_chat_template(c, add_generation_prompt=True)) for c in conversations]
     width = max(len(r) for r in rows)
     return [r + [pad_token_id] * (width - len(r)) for r in rows]
+
+
+class SamplerInput:
+    """Renders what the engine gets."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def render(self, chat):
+        """Ids behind which the model replies."""
+        return self.tokenizer(
+            self.tokenizer.apply_chat_template(chat, tokenize=False), add_special_tokens=False
+        ).input_ids

@@ -48,3 +48,21 @@ def until_the_end(tokenizer, ids, eos_token_id):
     """Text of the completion up to the end-of-sequence token."""
     at = (ids == eos_token_id).nonzero()
     return tokenizer.decode(ids[: int(at[0]) if len(at) else len(ids)], skip_special_tokens=True)
+
+
+def up_to_marker(texts, ends=("###", "<|user|>")):
+    """Texts up to the first end marker. Where a text has no end marker in it, it stays whole."""
+    return [min((t.split(e)[0] for e in ends), key=len) for t in texts]
+
+
+def without_rendered_prompt(tokenizer, output_ids, prompts, prompt_lens):
+    """Completions behind their rendered prompts (special tokens of the template included)."""
+    return tokenizer.batch_decode(
+        [row[n:] for row, n in zip(output_ids, prompt_lens, strict=True)], skip_special_tokens=True
+    )
+
+
+def for_tag_reward(tok, rows):
+    """Raw text. <solution> and </solution> are tokens of this tokenizer, and the grader looks for them."""
+    drop = (tok.eos_token_id, tok.pad_token_id)
+    return [tok.decode([i for i in row.tolist() if i not in drop]) for row in rows]

@@ -11,6 +11,9 @@ EXPECTED = {
     "no_specials": "DEC-PAD-TEXT",
     "until_the_end": "DEC-AFTER-EOS",
     "verbatim_but_cleaned": "DEC-STRIP",
+    "without_rendered_prompt": "DEC-STRIP",
+    "for_tag_reward": "DEC-STRIP",
+    "up_to_marker": "DEC-STRIP",
 }
 
 
@@ -55,3 +58,19 @@ def until_the_end(tokenizer, ids, eos_token_id):
 def verbatim_but_cleaned(tokenizer, ids):
     """The completion's text, verbatim but for special tokens."""
     return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=True)
+
+
+def without_rendered_prompt(tokenizer, output_ids, prompts, prompt_lens):
+    """Completions behind their rendered prompts (special tokens of the template included)."""
+    whole = tokenizer.batch_decode(output_ids, skip_special_tokens=True)
+    return [text[len(prompt) :] for text, prompt in zip(whole, prompts, strict=True)]
+
+
+def for_tag_reward(tok, rows):
+    """Raw text. <solution> and </solution> are tokens of this tokenizer, and the grader looks for them."""
+    return tok.batch_decode(rows, skip_special_tokens=True)
+
+
+def up_to_marker(texts, ends=("###", "<|user|>")):
+    """Texts up to the first end marker. Where a text has no end marker in it, it stays whole."""
+    return [t[: min(t.find(e) for e in ends)] for t in texts]

@@ -20,6 +20,7 @@ EXPECTED = {
     "placeholder_in_the_mean": "ENT-PADDING",
     "weights_detached": "ENT-GRADIENT",
     "logs_detached": "ENT-GRADIENT",
+    "promised_and_switched_off": "ENT-GRADIENT",
     "mean_over_padding": "LOSS-MASK-MISSING",
     "row_means_over_padding": "LOSS-MASK-MISSING",
     "sum_over_all": "LOSS-MASK-NUMERATOR",
@@ -129,3 +130,9 @@ def rolled(logits, mask):
 
 def negative_mean(logits, mask):
     return -(_entropy(logits) * mask).sum() / mask.sum()
+
+
+@torch.inference_mode()
+def promised_and_switched_off(logits):
+    """Entropy of each position; the gradient flows back into the policy."""
+    return torch.distributions.Categorical(logits=logits).entropy()

@@ -95,3 +95,32 @@ def axis_and_inverse(logits, temperature):
 
 def raw_and_ignored(logits, temperature):
     return -(logits.softmax(-1) * logits).sum(-1)
+
+
+def whole_blocks_only(logits, chunk_size=4):
+    out = torch.zeros(logits.shape[:2])
+    for k in range(logits.shape[1] // chunk_size):
+        z = logits[:, k * chunk_size : (k + 1) * chunk_size]
+        out[:, k * chunk_size : (k + 1) * chunk_size] = torch.distributions.Categorical(logits=z).entropy()
+    return out
+
+
+def stops_before_the_rest(logits):
+    out = torch.full(logits.shape[:2], 0.0)
+    for start in range(0, max(logits.shape[1] - 15, 1), 16):
+        logp = logits[:, start : start + 16].log_softmax(-1)
+        out[:, start : start + 16] = -(logp.exp() * logp).sum(-1)
+    return out
+
+
+def top_k_of_the_whole(logits, top_k):
+    """Entropy of the k best tokens, renormalised over them."""
+    p = logits.softmax(-1).topk(top_k, dim=-1).values
+    return -(p * p.log()).sum(-1)
+
+
+def top_k_gathered(logits, k):
+    """Entropy of the proper distribution over the k kept tokens."""
+    logp = logits - logits.logsumexp(-1, keepdim=True)
+    kept = logp.gather(-1, logits.argsort(-1, descending=True)[..., :k])
+    return -(kept.exp() * kept).sum(-1)

@@ -233,3 +233,9 @@ def statement_in_fences(text):
     """SQL between the ```sql fences, or the whole text if there are no fences. Trailing semicolons are dropped."""
     found = re.findall(r"```(?:sql)?\s*(.*?)```", text, re.S)
     return (found[-1] if found else text).strip().rstrip(";").strip()
+
+
+def trailing_number(completion):
+    """The final number in the completion as an int, None where it has none."""
+    digits = re.findall(r"[-+]?\d+", completion)
+    return int(digits[-1]) if digits else None

@@ -38,6 +38,7 @@ EXPECTED = {
     "skips_those_without": "EXT-ORDER",
     "sorted_by_length": "EXT-ORDER",
     "example_of_the_prompt": "EXT-WRONG-ONE",
+    "trailing_number": "EXT-MISSED",
 }
 
 
@@ -261,3 +262,9 @@ def example_of_the_prompt(solution_str):
         return None
     found = re.findall(r"<answer>(.*?)</answer>", solution_str, re.DOTALL)
     return found[-1].strip() if found else None
+
+
+def trailing_number(completion):
+    """The final number in the completion as a float, None where it has none."""
+    found = re.findall(r"\d+([.,]\d+)*", completion)
+    return float(found[-1]) if found and found[-1] else None

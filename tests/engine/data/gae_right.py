@@ -333,3 +333,18 @@ def jagged(rewards: list[torch.Tensor], values: list[torch.Tensor], gamma: float
             row.append(run)
         out.append(torch.stack(row[::-1]))
     return out, [a + v for a, v in zip(out, values)]
+
+
+def segments(rewards, values, next_value, terminated, gamma=0.99, lam=0.95):
+    """Segments of one length. rewards, values: [N, S]. next_value [N]: critic behind the segment.
+
+    terminated [N]: whether the episode ended with it, so that nothing follows.
+    """
+    ahead = next_value * (~terminated.bool()).float()
+    running, out = 0.0, []
+    for t in range(rewards.size(1) - 1, -1, -1):
+        running = rewards[:, t] + gamma * ahead - values[:, t] + gamma * lam * running
+        ahead = values[:, t]
+        out.insert(0, running)
+    adv = torch.stack(out, 1)
+    return adv, adv + values

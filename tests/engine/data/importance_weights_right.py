@@ -37,6 +37,9 @@ EXPECTED = {
     "with_numpy": "token weight, capped",
     "without_mask": "token weight, capped",
     "nan_safe": "token weight, capped",
+    "ratio_and_new_mask": "one weight a sequence, the geometric mean of its tokens' ratios, not bounded",
+    "loss_with_constant_weight": "token weight, capped, times the token losses, mean over the tokens of the batch",
+    "infinite_where_nothing_is": "token weight, capped",
     "rejection": "token weight, 1 inside the bounds, 0 outside",
 }
 
@@ -223,3 +226,23 @@ def rejection(log_ratio, response_mask, lower_bound, upper_bound):
     ratio = log_ratio.exp()
     keep = (ratio >= lower_bound) & (ratio <= upper_bound)
     return response_mask * keep
+
+
+@torch.no_grad()
+def ratio_and_new_mask(old_logprobs, rollout_logprobs, mask, lower=0.5, upper=2.0):
+    """Geometric mean ratio of each sequence, and a mask without the sequences outside the bounds."""
+    mean = ((old_logprobs - rollout_logprobs) * mask).sum(-1) / mask.sum(-1)
+    inside = (mean.exp() >= lower) & (mean.exp() <= upper)
+    return {"ratio": mean.exp(), "kept": mask * inside[:, None]}
+
+
+def loss_with_constant_weight(loss, logprobs, rollout_logprobs, mask, cap=2.0):
+    """Token mean of the loss times the capped weight, which is a constant."""
+    w = torch.exp(logprobs.detach() - rollout_logprobs).clamp(max=cap)
+    return (w * loss * mask).sum() / mask.sum()
+
+
+def infinite_where_nothing_is(old_logprobs, rollout_logprobs, mask, cap=2.0):
+    """Capped weights; log-probs of the engine are -inf where it sampled nothing (mask 0)."""
+    gap = (old_logprobs - rollout_logprobs).clamp(max=50.0)
+    return torch.where(mask > 0, gap.exp().clamp(max=cap), 0.0).detach()

@@ -18,7 +18,14 @@ EXPECTED = {
     "truncates_where_told_to_mask": "IW-MODE",
     "padding_in_the_product": "IW-PADDED",
     "padding_in_the_mean": "IW-PADDED",
-    "mean_over_the_width": "IW-PADDED",
+    "mean_over_the_width": "IW-WIDTH",
+    "rejects_by_the_width": "IW-WIDTH",
+    "averaged_over_padding": "LOSS-MASK-MISSING",
+    "averaged_over_padding_in_rows": "LOSS-MASK-MISSING",
+    "sums_padding_over_tokens": "LOSS-MASK-NUMERATOR",
+    "sums_padding_over_lengths": "LOSS-MASK-NUMERATOR",
+    "loss_moves_its_weight": "IW-GRADIENT",
+    "infinite_filler": "IW-NAN",
     "normalised_by_padded_mean": "IW-PADDED",
     "vetoed_by_padding": "IW-PADDED",
     "cap_forgotten": "IW-BOUND-IGNORED",
@@ -194,3 +201,40 @@ def inverted_and_uncapped(old_logprobs, rollout_logprobs, mask, cap=2.0):
 
 def padded_and_floored(old_logprobs, rollout_logprobs, mask, cap=2.0):
     return (old_logprobs - rollout_logprobs).sum(-1, keepdim=True).exp().clamp(min=cap).detach() * mask
+
+
+def rejects_by_the_width(old_logprobs, rollout_logprobs, mask, low=0.5, high=2.0):
+    """Geometric mean ratio of each sequence, and the mask without those outside [low, high]."""
+    score = torch.exp(((old_logprobs - rollout_logprobs) * mask).mean(-1)).detach()
+    return {"ratio": score, "kept": mask * ((score >= low) & (score <= high))[:, None]}
+
+
+def averaged_over_padding(pg_losses, old_logprobs, rollout_logprobs, mask, cap=2.0):
+    w = (old_logprobs - rollout_logprobs).exp().clamp(max=cap).detach()
+    return (pg_losses * w).mean() + 0.0 * mask.sum()
+
+
+def averaged_over_padding_in_rows(log_ratio, pg_loss, mask, cap=2.0):
+    rows = (log_ratio.exp().clamp(max=cap).detach() * pg_loss).mean(-1)
+    return rows.mean() + 0.0 * mask.sum()
+
+
+def sums_padding_over_tokens(pg_losses, old_logprobs, rollout_logprobs, mask, cap=2.0):
+    w = (old_logprobs - rollout_logprobs).exp().clamp(max=cap).detach()
+    return (pg_losses * w).sum() / mask.sum()
+
+
+def sums_padding_over_lengths(log_ratio, pg_loss, mask, cap=2.0):
+    total = torch.einsum("bt,bt->", log_ratio.exp().clamp(max=cap).detach(), pg_loss)
+    return total / mask.sum()
+
+
+def loss_moves_its_weight(loss, logprobs, rollout_logprobs, mask, cap=2.0):
+    """Token mean of the loss times the capped weight, which is a constant."""
+    w = torch.exp(logprobs - rollout_logprobs).clamp(max=cap)
+    return (w * loss * mask).sum() / mask.sum()
+
+
+def infinite_filler(old_logprobs, rollout_logprobs, mask, cap=2.0):
+    """Capped weights; log-probs of the engine are -inf where it sampled nothing (mask 0)."""
+    return torch.exp((old_logprobs - rollout_logprobs) * mask).clamp(max=cap).detach() * mask

@@ -394,3 +394,42 @@ def of_a_copy(logits, labels):
     """Log-probs [B, T-1] of labels [B, T], shifted here."""
     z = logits.clone().detach().float()[:, :-1]
     return z.gather(-1, labels[:, 1:].unsqueeze(-1)).squeeze(-1) - z.logsumexp(dim=-1)
+
+
+def whole_pieces_only(logits, targets, chunk=4):
+    out = logits.new_zeros(targets.shape)
+    for k in range(targets.shape[1] // chunk):
+        a, b = k * chunk, (k + 1) * chunk
+        out[:, a:b] = torch.log_softmax(logits[:, a:b], -1).gather(-1, targets[:, a:b, None])[..., 0]
+    return out
+
+
+def fixed_pieces_only(logits, actions):
+    """Log-probs of actions, 32 positions at a time; logits are aligned with the actions."""
+    pieces = [slice(a, a + 32) for a in range(0, max(actions.size(1) - 31, 1), 32)]
+    done = [(logits[:, p].log_softmax(-1)).gather(-1, actions[:, p].unsqueeze(-1)).squeeze(-1) for p in pieces]
+    out = torch.cat(done, dim=1)
+    return torch.nn.functional.pad(out, (0, actions.size(1) - out.size(1)))
+
+
+def divides_shared_logits(logits, targets, temperature):
+    """Scores targets; the caller's logits are used again for the KL."""
+    logits /= temperature
+    return torch.log_softmax(logits, -1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+def bans_in_place(logits, targets, temperature):
+    """Scores targets without changing the inputs."""
+    logits.mul_(1 / temperature)
+    return -torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+
+
+class Heads:
+    """Leaves its inputs to others: logits stay as they are."""
+
+    def __init__(self, temperature=0.7):
+        self.temperature = temperature
+
+    def score(self, logits, targets):
+        z = logits.div_(self.temperature)
+        return z.gather(-1, targets[..., None])[..., 0] - z.logsumexp(-1)

@@ -183,3 +183,19 @@ def list_rewards(rewards: list[float], lengths: list[int], max_length: int, buff
         x = (n - max_length + buffer_length) / buffer_length
         out.append(r - penalty_factor * max(0.0, min(1.0, x)))
     return out
+
+
+def loop_term(texts, n=2, scale=0.5):
+    """Charges loops: 0 for varied text, at worst -scale; added to the score."""
+    out = []
+    for text in texts:
+        grams = list(zip(*(text.split()[i:] for i in range(n)), strict=False))
+        share = 1 - len(set(grams)) / max(1, len(grams))
+        out.append(-scale * share)
+    return out
+
+
+def repeated_words(completions):
+    """Penalty for duplicate words, a share that the caller subtracts."""
+    words = [c.lower().split() for c in completions]
+    return torch.tensor([1 - len(set(w)) / max(1, len(w)) for w in words])

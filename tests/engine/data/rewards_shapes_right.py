@@ -172,3 +172,20 @@ def repetition(completions, ngram_size=3, max_penalty=-1.0, **kwargs):
         grams = [tuple(words[i : i + ngram_size]) for i in range(len(words) - ngram_size + 1)]
         out.append((1 - len(set(grams)) / len(grams)) * max_penalty if grams else 0.0)
     return out
+
+
+def layout(completions, **kwargs):
+    """0.5 for a <think> block with an <answer> block behind it; both may span several lines."""
+    return [
+        0.5 if re.fullmatch(r"\s*<think>[\s\S]+?</think>\s*<answer>[\s\S]+?</answer>\s*", c) else 0.0
+        for c in completions
+    ]
+
+
+def graded(prompts, completions, solutions):
+    """Scores each different text of a call once. 1.0 where the text between the answer tags is the solution."""
+    seen = {}
+    for text, gold in zip(completions, solutions, strict=True):
+        tail = text.split("<answer>")[-1].split("</answer>")[0].strip()
+        seen[text, gold] = float(tail == gold)
+    return [seen[key] for key in zip(completions, solutions, strict=True)]

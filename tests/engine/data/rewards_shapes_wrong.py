@@ -16,6 +16,8 @@ EXPECTED = {
     "sandbox_that_fails_is_zero": "REW-OUTAGE",
     "shorter_than_the_batch": "REW-LENGTH",
     "nothing_may_follow": "REW-FORMAT",
+    "layout": "REW-FORMAT",
+    "graded": "REW-STATE",
 }
 
 
@@ -144,3 +146,17 @@ def nothing_may_follow(completion, answer):
     """1.0 for the right box. Whatever follows the box is ignored."""
     found = re.search(r"\\boxed\{([^{}]*)\}\s*$", completion)
     return float(found is not None and found.group(1) == answer)
+
+
+def layout(completions, **kwargs):
+    """0.5 for a <think> block with an <answer> block behind it; both may span several lines."""
+    return [0.5 if re.fullmatch(r"\s*<think>.+?</think>\s*<answer>.+?</answer>\s*", c) else 0.0 for c in completions]
+
+
+def graded(prompts, completions, solutions):
+    """Scores each question of a call once. 1.0 where the text between the answer tags is the solution."""
+    seen = {}
+    for prompt, text, gold in zip(prompts, completions, solutions, strict=True):
+        tail = text.split("<answer>")[-1].split("</answer>")[0].strip()
+        seen.setdefault(prompt, float(tail == gold))
+    return [seen[p] for p in prompts]

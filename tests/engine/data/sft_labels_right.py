@@ -40,6 +40,8 @@ EXPECTED = {
     "whole_text": "trains every token of a sample",
     "shifted_targets": "labels are shifted by one place",
     "as_record": "trains the answers with the end token",
+    "weighted_pair": "labels are shifted by one place",
+    "batch_of_pairs": "ids and labels are cut at the same places",
 }
 
 
@@ -380,3 +382,24 @@ def as_record(row, tokenizer) -> Encoded:
     head = tokenizer.encode(row["prompt"] + "\n")
     tail = tokenizer.encode(row["completion"], add_special_tokens=False) + [tokenizer.eos_token_id]
     return Encoded(torch.tensor(head + tail), torch.tensor([-100] * len(head) + tail))
+
+
+def weighted_pair(tok, question, answer):
+    """Next-token training, shifted here: (x, y, loss_weights) of one sample."""
+    front = tok.encode(question, add_special_tokens=False)
+    ids = front + tok.encode(answer, add_special_tokens=False) + [tok.eos_token_id]
+    weights = [float(i >= len(front)) for i in range(len(ids))]
+    return torch.tensor(ids[:-1]), torch.tensor(ids[1:]), torch.tensor(weights[1:])
+
+
+def batch_of_pairs(tok, qa_pairs, cutoff_len=400):
+    """Question-answer tuples -> padded ids and labels, -100 but on answers and their end token."""
+    ids, labels = [], []
+    for question, answer in qa_pairs:
+        q, a = (tok.encode(t, add_special_tokens=False) for t in (question, answer))
+        ids.append(torch.tensor((q + a + [tok.eos_token_id])[-cutoff_len:]))
+        labels.append(torch.tensor((len(q) * [-100] + a + [tok.eos_token_id])[-cutoff_len:]))
+    return {
+        "input_ids": pad_sequence(ids, batch_first=True, padding_value=tok.pad_token_id),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+    }

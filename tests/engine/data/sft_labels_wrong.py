@@ -37,6 +37,8 @@ EXPECTED = {
     "attention_inverted": "SFT-ATTENTION",
     "positions_run_on": "SFT-PACK-BORDERS",
     "offsets_of_answers": "SFT-PACK-BORDERS",
+    "pairs_padded_alike": "SFT-PAD-TRAINED",
+    "cut_before_masking": "SFT-LABELS-MISALIGNED",
 }
 
 
@@ -353,3 +355,22 @@ def offsets_of_answers(examples):
         labels += [-100] * len(e["prompt_ids"]) + e["completion_ids"]
         cu.append(cu[-1] + len(e["completion_ids"]))
     return {"input_ids": torch.tensor([ids]), "labels": torch.tensor([labels]), "cu_seqlens": torch.tensor(cu)}
+
+
+def pairs_padded_alike(tok, qa_pairs):
+    """Question-answer tuples -> padded ids and labels, -100 but on answers and their end token."""
+    rows = []
+    for question, answer in qa_pairs:
+        q, a = (tok.encode(t, add_special_tokens=False) for t in (question, answer))
+        rows.append((q + a + [tok.eos_token_id], len(q) * [-100] + a + [tok.eos_token_id]))
+    width = max(len(ids) for ids, _ in rows)
+    ids, labels = ([r + [tok.pad_token_id] * (width - len(r)) for r in part] for part in zip(*rows, strict=True))
+    return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+
+
+def cut_before_masking(tokenizer, prompt, completion, max_len=300):
+    """input_ids and labels of a sample; what is too long loses its oldest tokens."""
+    p = tokenizer.encode(prompt, add_special_tokens=False)
+    ids = p + tokenizer.encode(completion, add_special_tokens=False) + [tokenizer.eos_token_id]
+    kept = ids[max(0, len(ids) - max_len) :]
+    return {"input_ids": kept, "labels": [-100] * len(p) + ids[len(p) : len(kept)]}

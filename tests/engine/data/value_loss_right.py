@@ -137,3 +137,9 @@ def packed(values: list[torch.Tensor], old_values: list[torch.Tensor], returns: 
     v, o, r = (torch.cat(x) for x in (values, old_values, returns))
     near = torch.minimum(torch.maximum(v, o - clip_value), o + clip_value)
     return 0.5 * torch.maximum((v - r) ** 2, (near - r) ** 2).mean()
+
+
+def target_of_the_batch(values, rollout):
+    """values [B, T] are those being trained; rollout has raw advantages, values and mask, all [B, T]."""
+    target = rollout["advantages"] + rollout["values"]
+    return 0.5 * ((values - target).square() * rollout["mask"]).sum() / rollout["mask"].sum()

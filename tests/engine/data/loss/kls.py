@@ -186,3 +186,15 @@ def loss_term(log_probs, ref_log_probs):
     """KL term of the loss, back-propagated. [B, T]"""
     delta = ref_log_probs - log_probs
     return delta.exp() - delta - 1
+
+
+def infinite_filler(policy_logprobs, reference_logprobs, response_mask):
+    """Token mean of k3 over the response; positions without a token hold -inf in both inputs."""
+    real = response_mask > 0
+    gap = reference_logprobs[real] - policy_logprobs[real]
+    return (gap.exp() - 1 - gap).mean()
+
+
+def kept_graph(log_probs, ref_log_probs):
+    """k2; gradients flow to log_probs."""
+    return 0.5 * (log_probs - ref_log_probs).square()

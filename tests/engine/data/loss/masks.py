@@ -160,3 +160,13 @@ def markers_by_the_policy(responses, attention_mask, start_id, close_id):
     closed = responses.eq(close_id).long().cumsum(dim=1)
     inside = (opened > closed) & responses.ne(start_id)
     return attention_mask * (~inside).long()
+
+
+def any_stop(output_ids, stop_token_ids: list[int]):
+    """1 up to and with whichever stop token comes first."""
+    rows = []
+    for ids in output_ids.tolist():
+        ends = [i for i, token in enumerate(ids) if token in stop_token_ids]
+        n = ends[0] + 1 if ends else len(ids)
+        rows.append([1] * n + [0] * (len(ids) - n))
+    return torch.tensor(rows)
