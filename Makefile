@@ -49,13 +49,13 @@ test-node: setup
 	$(BIN)/python -m pytest -m node
 
 # The real functions of released frameworks, in an environment of their own: they pin many packages.
-# verl and OpenRLHF come without their dependencies, of which the functions under test need only a few.
+# verl, OpenRLHF, torchtune and Liger come without their dependencies, of which the functions under test need only a few.
 $(FRAMEWORKS)/ready: tests/frameworks/requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(FRAMEWORKS)/bin/python -m pip install --quiet $(PIP_TORCH) '$(TORCH)'
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --requirement tests/frameworks/requirements.txt
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps verl==0.9.1 openrlhf==0.11.2
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps verl==0.9.1 openrlhf==0.11.2 torchtune==0.6.1 liger-kernel==0.8.5
 	@touch $@
 
 test-frameworks: setup $(FRAMEWORKS)/ready

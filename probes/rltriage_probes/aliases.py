@@ -329,7 +329,9 @@ ALIASES: dict[str, tuple[str, ...]] = {word: tuple(names.split()) for word, name
 
 ROLE_NAMES: dict[str, dict[str, str]] = {
     "gae": {
-        **dict.fromkeys("rewards reward r token_level_rewards scores score rew rews b_rewards step_rewards".split(), "token_rewards"),
+        **dict.fromkeys(
+            "rewards reward r token_level_rewards scores score rew rews b_rewards step_rewards".split(), "token_rewards"
+        ),
         "mask": "completion_mask",
         "attention_mask": "completion_mask",
         "masks": "completion_mask",
@@ -349,8 +351,13 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "next_state_value": "last_value",
     },
     "reward_shaping": {
-        **dict.fromkeys("rewards reward r score scores outcome_rewards raw_rewards rm_score raw_scores seq_scores".split(), "rewards"),
-        **dict.fromkeys("token_level_scores token_scores rm_scores token_level_rewards token_rewards".split(), "token_rewards"),
+        **dict.fromkeys(
+            "rewards reward r score scores outcome_rewards raw_rewards rm_score raw_scores seq_scores".split(),
+            "rewards",
+        ),
+        **dict.fromkeys(
+            "token_level_scores token_scores rm_scores token_level_rewards token_rewards".split(), "token_rewards"
+        ),
         "kl": "token_kl",
         "kl_ratio": "beta",
         "kl_coef": "beta",
@@ -432,7 +439,15 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "queries": "token_ids",
         "query_tokens": "token_ids",
     },
-    "entropy": {"k": "top_k", "index": "token_ids", "labels": "token_ids", "eps": "", "epsilon": "", "prompts": "", "values": ""},
+    "entropy": {
+        "k": "top_k",
+        "index": "token_ids",
+        "labels": "token_ids",
+        "eps": "",
+        "epsilon": "",
+        "prompts": "",
+        "values": "",
+    },
     "advantages": {
         "index": "group_ids",
         "indices": "group_ids",
@@ -571,20 +586,48 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "generation_logprobs": "rollout_logprobs",
     },
     "sft_loss": {
-        "labels": "labels", "label": "labels", "label_ids": "labels", "targets": "labels", "target": "labels",
-        "shift_labels": "labels", "target_ids": "labels", "input_ids": "token_ids", "tokens": "token_ids",
-        "mask": "completion_mask", "eps": "", "epsilon": "", "t": "", "k": "", "n": "", "gamma": "", "alpha": "",
+        "labels": "labels",
+        "label": "labels",
+        "label_ids": "labels",
+        "targets": "labels",
+        "target": "labels",
+        "shift_labels": "labels",
+        "target_ids": "labels",
+        "input_ids": "token_ids",
+        "tokens": "token_ids",
+        "mask": "completion_mask",
+        "eps": "",
+        "epsilon": "",
+        "t": "",
+        "k": "",
+        "n": "",
+        "gamma": "",
+        "alpha": "",
         **dict.fromkeys("is_answer is_target is_trained is_response answer_tokens train_on".split(), "completion_mask"),
-        "weights": "token_weights", "values": "", "reduction": "",
-        "y": "labels", "index": "labels", "source": "logits", "num_items": "token_count", "normalizer": "token_count",
-        "total_valid_tokens": "token_count", "num_valid_tokens": "token_count", "num_label_tokens": "token_count",
-        "completions": "", "prompts": "", "smoothing": "label_smoothing", "temperature": "", "beta": "", "scale": "",
+        "weights": "token_weights",
+        "values": "",
+        "reduction": "",
+        "y": "labels",
+        "index": "labels",
+        "source": "logits",
+        "num_items": "token_count",
+        "normalizer": "token_count",
+        "total_valid_tokens": "token_count",
+        "num_valid_tokens": "token_count",
+        "num_label_tokens": "token_count",
+        "completions": "",
+        "prompts": "",
+        "smoothing": "label_smoothing",
+        "temperature": "",
+        "beta": "",
+        "scale": "",
     },
     "sft_labels": {  # what comes as ids, and what as text
         **dict.fromkeys("input_ids ids token_ids tokens full_ids sequence sequences encoded".split(), "sample_ids"),
         **dict.fromkeys(
             "prompt_ids prompt_input_ids prompt_tokens query_ids source_ids context_ids question_ids prompt_token_ids "
-            "instruction_ids".split(), "prompt_id_lists"
+            "instruction_ids".split(),
+            "prompt_id_lists",
         ),
         **dict.fromkeys(
             "completion_ids response_ids answer_ids target_ids output_ids completion_tokens response_tokens "
@@ -594,7 +637,8 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         **dict.fromkeys("labels label label_ids".split(), "label_lists"),
         **dict.fromkeys(
             "loss_mask completion_mask assistant_mask assistant_masks mask masks response_mask train_mask "
-            "trainable_mask target_mask is_trained loss_masks assistant_tokens_mask".split(), "mask_lists"
+            "trainable_mask target_mask is_trained loss_masks assistant_tokens_mask".split(),
+            "mask_lists",
         ),
         **dict.fromkeys(
             "prompt_length prompt_len prompt_lens prompt_lengths source_len source_lens num_prompt_tokens prompt_size "
@@ -603,7 +647,8 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         ),
         **dict.fromkeys(
             "response_ranges spans assistant_spans ranges response_spans turn_spans answer_ranges answer_spans "
-            "loss_spans train_spans target_spans assistant_ranges loss_ranges segments".split(), "answer_spans"
+            "loss_spans train_spans target_spans assistant_ranges loss_ranges segments".split(),
+            "answer_spans",
         ),
         **dict.fromkeys(
             "messages conversation chat dialogue dialog turns msgs history convo conversations message_list".split(),
@@ -623,14 +668,27 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
             "max_length max_len max_seq_len max_seq_length cutoff_len max_tokens block_size seq_len seq_length".split(),
             "max_length",
         ),
-        "attention_mask": "attention_lists", "pad_token": "", "eos_token": "", "tools": "", "system": "", "n": "", "k": "",
-        "t": "", "index": "", "indices": "", "lengths": "sample_lengths", "length": "sample_lengths", "eps": "",
-        "pad_to": "", "pad": "pad_token_id",
+        "attention_mask": "attention_lists",
+        "pad_token": "",
+        "eos_token": "",
+        "tools": "",
+        "system": "",
+        "n": "",
+        "k": "",
+        "t": "",
+        "index": "",
+        "indices": "",
+        "lengths": "sample_lengths",
+        "length": "sample_lengths",
+        "eps": "",
+        "pad_to": "",
+        "pad": "pad_token_id",
     },
     "chat_tokens": {
         **dict.fromkeys(
             "messages conversation chat dialogue dialog turns msgs history convo message_list prompt trajectory "
-            "message".split(), "messages"
+            "message".split(),
+            "messages",
         ),
         **dict.fromkeys(
             "conversations chats prompts batch_messages dialogues batch message_lists all_messages".split(),
@@ -638,13 +696,29 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         ),
         **dict.fromkeys(
             "max_length max_len max_seq_len max_prompt_length max_tokens max_prompt_len max_prompt_tokens "
-            "truncate_to".split(), "max_length"
+            "truncate_to".split(),
+            "max_length",
         ),
-        "mask": "", "labels": "", "eos_token": "", "pad_token": "", "tools": "", "system": "", "n": "", "k": "", "t": "",
-        "index": "", "responses": "", "response": "", "completion": "", "completions": "", "input_ids": "",
+        "mask": "",
+        "labels": "",
+        "eos_token": "",
+        "pad_token": "",
+        "tools": "",
+        "system": "",
+        "n": "",
+        "k": "",
+        "t": "",
+        "index": "",
+        "responses": "",
+        "response": "",
+        "completion": "",
+        "completions": "",
+        "input_ids": "",
     },
     "decode": {
-        **dict.fromkeys("messages conversation chat dialogue dialog turns msgs history convo message_list".split(), "messages"),
+        **dict.fromkeys(
+            "messages conversation chat dialogue dialog turns msgs history convo message_list".split(), "messages"
+        ),
         "completion": "text",
         "completions": "texts",
         "response": "text",
@@ -654,7 +728,9 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "sequences": "token_ids",
         "tokens": "token_ids",
         "ids": "token_ids",
-        **dict.fromkeys("row rows output_row response_row rollout_ids generated generated_ids out_ids".split(), "token_ids"),
+        **dict.fromkeys(
+            "row rows output_row response_row rollout_ids generated generated_ids out_ids".split(), "token_ids"
+        ),
         "mask": "completion_mask",
         "s": "text",
         "labels": "token_ids",
@@ -736,8 +812,13 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "scale": "",
     },
     "extract_answer": {
-        **dict.fromkeys("answer solution pred prediction predict_str string ans reply content msg message s x sol".split(), "completion"),
-        **dict.fromkeys("raw_output llm_output model_answer model_text raw_answer student_answer full_text".split(), "completion"),
+        **dict.fromkeys(
+            "answer solution pred prediction predict_str string ans reply content msg message s x sol".split(),
+            "completion",
+        ),
+        **dict.fromkeys(
+            "raw_output llm_output model_answer model_text raw_answer student_answer full_text".split(), "completion"
+        ),
         **dict.fromkeys("answers solutions preds predictions strings replies".split(), "completions"),
         **dict.fromkeys("label target gold gt ground_truth reference expected truth gold_answer".split(), "answer"),
         "inputs": "completion",
@@ -748,8 +829,13 @@ ROLE_NAMES: dict[str, dict[str, str]] = {
         "string_in": "completion",
     },
     "reward": {
-        **dict.fromkeys("test tests test_list test_lists unit_test unit_tests test_cases test_code verification_info".split(), "answer"),
-        **dict.fromkeys("expected_calls expected_tool_calls gold_calls expected_call expected_tool_call gold_call".split(), "answer"),
+        **dict.fromkeys(
+            "test tests test_list test_lists unit_test unit_tests test_cases test_code verification_info".split(),
+            "answer",
+        ),
+        **dict.fromkeys(
+            "expected_calls expected_tool_calls gold_calls expected_call expected_tool_call gold_call".split(), "answer"
+        ),
         **dict.fromkeys("input_output verification_infos assertions public_tests hidden_tests".split(), "answer"),
         "labels": "answers",
         "label": "answer",

@@ -197,7 +197,7 @@ class Binder:
         flip = bool(inverted and inverted.inverted and value.endswith("_mask"))
         return self.word_source(shown, name, value, "bind", flip, annotation, default)
 
-    def meaning(self, root: str, name: str, path: Path, annotation: str, default: Any) -> tuple[str, str, bool]:
+    def meaning(self, root: str, name: str, path: Path, annotation: str, default: Any) -> tuple[str, str, bool]:  # noqa: C901  a flat list of rules
         if not path and name in self.role.takes and ADAPTER in self.loaded.namespace:
             return name, "name", False
         if self.role.name in LEARNING_ROLES:
@@ -252,16 +252,22 @@ class Binder:
             return "token_ids", "name"
         if role in ("sft_labels", "sft_loss"):
             return self._of_sft(name)
-        if role in ("reward", "extract_answer"):
-            return self._of_a_grader(name)
-        if role == "reward_shaping" and aliases.ROLE_NAMES["decode"].get(aliases.snake(name), name) in ("text", "texts"):
-            return ("texts", "name") if _READS_WORDS.search(self.facts.text) else None
-        if role == "reward_shaping" and "penalty" in name and _READS_WORDS.search(self.facts.text):
-            # whether the largest penalty of a text is an amount or a negative number shows in its default
-            return ("", "") if source.re.search(rf"\b{name}\s*(:[^,=)]+)?=", self.facts.text) else None
+        if role in ("reward", "extract_answer", "reward_shaping"):
+            return self._of_a_grader(name) if role != "reward_shaping" else self._of_a_text_term(name)
         if role == "logprobs" and aliases.snake(name) in ("labels", "label_ids") and self._skips_labels():
             return "labels", "source"
         return None
+
+    def _of_a_text_term(self, name: str) -> tuple[str, str] | None:
+        """The same for a term of the reward that reads words."""
+        plain = aliases.snake(name)
+        if not _READS_WORDS.search(self.facts.text):
+            return None
+        if aliases.ROLE_NAMES["decode"].get(plain, plain) in ("text", "texts"):
+            return "texts", "name"
+        # whether the largest penalty is an amount or a negative number shows in its default
+        stays = "penalty" in name and source.re.search(rf"\b{name}\s*(:[^,=)]+)?=", self.facts.text)
+        return ("", "") if stays else None
 
     def _of_sft(self, name: str) -> tuple[str, str] | None:
         """The same for supervised fine-tuning: texts or ids, labels or ids, a head's weight or that of tokens."""

@@ -87,7 +87,7 @@ def _checks(request: CheckRequest, progress: Progress) -> tuple[list[Check], Loa
             trace.checked(c)
             checks.append(c)
     checks = _reproduced(checks, subject, trace)
-    doubtful = _taken_twice(bound.report)
+    doubtful = _taken_twice(bound.report, role.name)
     return [_softened(c) for c in checks] if doubtful else checks, loaded.report, bound.report
 
 
@@ -111,8 +111,9 @@ ONCE = frozenset({"logits", "logprobs", "old_logprobs", "ref_logprobs", "rollout
 """Inputs of which a function has one. Where two places were taken for the same, one of them is something else."""
 
 
-def _taken_twice(report: BindingReport) -> bool:
-    seen = [s.meaning for s in report.slots if s.meaning in ONCE and "columns" not in s.form]
+def _taken_twice(report: BindingReport, role: str) -> bool:
+    once = ONCE | {"token_ids"} if role == "decode" else ONCE
+    seen = [s.meaning for s in report.slots if s.meaning in once and "columns" not in s.form]
     return len(seen) > len(set(seen))
 
 

@@ -39,11 +39,15 @@ PAIR_WORDS = frozenset(
     "chosen_ids rejected_ids".split()
 )
 """Words with one entry a pair of answers."""
-SAMPLE_WORDS = ROW_WORDS | PAIR_WORDS | frozenset(
-    "rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts "
-    "operand_lists prompt_ids is_truncated kept_rows last_value last_done last_index prompt_values "
-    "sample_ids prompt_id_lists completion_id_lists label_lists mask_lists prompt_lengths answer_spans conversations "
-    "attention_lists sample_lengths".split()
+SAMPLE_WORDS = (
+    ROW_WORDS
+    | PAIR_WORDS
+    | frozenset(
+        "rewards group_ids is_last_step trajectory_ids lengths prompts completions answers texts "
+        "operand_lists prompt_ids is_truncated kept_rows last_value last_done last_index prompt_values "
+        "sample_ids prompt_id_lists completion_id_lists label_lists mask_lists prompt_lengths answer_spans "
+        "conversations attention_lists sample_lengths".split()
+    )
 )
 """Words with one entry a sample."""
 MASKS = frozenset(("attention_mask", "completion_mask", "is_last_step", "second_mask"))
@@ -713,8 +717,8 @@ def _texts(word: str) -> Callable[[Hints, Layout], tuple[Form, ...]]:
         chats = _form(word, "list of message lists", lambda v, c: [_turns(role, x) for x in v])
         message = "message" in hints.signs and not hints.takes_both(many=True)
         if word == "prompts" and hints.role == "sft_labels" and "pair" in hints.name:
-            made = _form(word, "list of (prompt, completion)", lambda v, c: list(zip(v, c.get("completions"), strict=False)))
-            return (made, strings)
+            name = "list of (prompt, completion)"
+            return (_form(word, name, lambda v, c: list(zip(v, c.get("completions"), strict=False))), strings)
         conversational = hints.says(
             r"message lists?|list of messages|one chat|chats|conversational|list\[list\[dict|list\[dict"
         )
@@ -943,7 +947,9 @@ def _reward_tokens(hints: Hints, layout: Layout) -> tuple[Form, ...]:
 _MAKERS: dict[str, Callable[[Hints, Layout], tuple[Form, ...]]] = {
     **{
         f"{front}{side}_{kind}": _answer_scores(f"{front}{side}_{kind}")
-        for front in ("", "ref_") for side in ("chosen", "rejected", "pair") for kind in ("logprobs", "rewards")
+        for front in ("", "ref_")
+        for side in ("chosen", "rejected", "pair")
+        for kind in ("logprobs", "rewards")
     },
     **{f"{side}_lengths": _answer_lengths(f"{side}_lengths") for side in ("chosen", "rejected", "pair")},
     **{f"{side}_mask": _answer_mask(f"{side}_mask") for side in ("chosen", "rejected", "pair", "step")},

@@ -82,6 +82,9 @@ def place(b: Binder, root: str, name: str, path: Path, annotation: str, default:
     if shown in b.explicit or shown in b.settings or (name in b.settings and name not in WORDS):
         return None
     word, how, inverted = meaning(b, name, annotation, default)
+    if b.role.name == "model_factory" and word in ("model", "ref_model") and default is None and _reference(name):
+        # the function makes one; ours would be the policy's own weights
+        return FixedSource(path=shown, value=None, meaning="default", how="default")
     if b.role.name == "train_step" and not path and _is_batch(b, root, name, word, annotation):
         return _batch_source(b, root, shown, annotation)
     if word == "lora_config" and any(s[0] == "key" for p in b.facts.reads.get(root, {}) for s in p[len(path) :]):
@@ -100,6 +103,10 @@ def place(b: Binder, root: str, name: str, path: Path, annotation: str, default:
             b.know(word, value, by)
             return WordSource(path=shown, word=word, how=how, hints=Hints(name=name), fallback=value)
     return constant(shown, name) if default is NOTHING and not word else None
+
+
+def _reference(name: str) -> bool:
+    return bool({"ref", "reference", "frozen", "initial"} & set(aliases.snake(name).split("_")))
 
 
 _BATCH_PARTS = frozenset(("batch", "minibatch", "microbatch", "experience", "rollout", "rollouts", "samples"))

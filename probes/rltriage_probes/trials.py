@@ -116,7 +116,10 @@ _PACKED = re.compile(
     re.I,
 )
 _NUMPY = r"\bnp\.|ndarray|numpy|NDArray|\barray\b"
-_BY_ROW = frozenset("token_losses logprobs token_rewards logits hidden_states advantages token_ids completion_mask returns token_kl".split())
+_BY_ROW = frozenset(
+    "token_losses logprobs token_rewards logits hidden_states advantages token_ids completion_mask returns "
+    "token_kl".split()
+)
 
 
 def _layouts(b: Binder) -> tuple[Layout, ...]:

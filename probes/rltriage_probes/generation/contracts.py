@@ -250,7 +250,7 @@ _NOT_THERE_INSIDE = prose(
 
 
 def _keeps(pattern: re.Pattern[str], said: tuple[str, ...]) -> bool:
-    """Whether a sentence says that a marker is kept; one on texts that have none ("no stop string, so it stays") doesn't."""
+    """Whether a sentence says that a marker is kept; "no stop string, so it stays" speaks of the text."""
     return any(
         not _NOT_THERE.search(sentence[: found.start()]) and not _NOT_THERE_INSIDE.search(found.group())
         for sentence in said

@@ -43,8 +43,8 @@ class Rollout:
     """Whether the prompts came back in a part of their own."""
 
 
-def read(result: Any, tokenizer: StandInTokenizer) -> Rollout:
-    """Raises `Unreadable`."""
+def read(result: Any, tokenizer: StandInTokenizer, prompts: Sequence[Sequence[int]] = ()) -> Rollout:
+    """Raises `Unreadable`. `prompts` are ids that may come back beside those of the completions."""
     if result is None:
         raise Unreadable("it returns None")
     if isinstance(result, list) and result and all(_record(r) is not None for r in result) and not _is_chat(result):
@@ -53,7 +53,7 @@ def read(result: Any, tokenizer: StandInTokenizer) -> Rollout:
     if record is not None:
         return _from_record(record, tokenizer)
     if isinstance(result, tuple) and not hasattr(result, "_fields"):
-        return _from_tuple(result, tokenizer)
+        return _from_tuple(result, tokenizer, prompts)
     rows = as_rows(result, tokenizer)
     if rows is None:
         raise Unreadable(f"a {type(result).__name__} is returned, no tokens and no texts")
@@ -86,7 +86,13 @@ def _from_record(record: Mapping[str, Any], tokenizer: StandInTokenizer) -> Roll
     return read(inner, tokenizer)
 
 
-def _from_tuple(parts: tuple[Any, ...], tokenizer: StandInTokenizer) -> Rollout:
+def _echoes(rows: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], pad: int) -> bool:
+    """Whether these are the prompts themselves, padded or not."""
+    bare = [[t for t in row if t != pad] for row in rows]
+    return len(bare) == len(prompts) and all(a == [t for t in b if t != pad] for a, b in zip(bare, prompts))  # noqa: B905
+
+
+def _from_tuple(parts: tuple[Any, ...], tokenizer: StandInTokenizer, prompts: Sequence[Sequence[int]] = ()) -> Rollout:
     readable = [(i, as_rows(p, tokenizer)) for i, p in enumerate(parts)]
     wanted = [(i, r) for i, r in readable if r is not None and not _is_mask(parts[i])]
     if not wanted:
@@ -94,6 +100,7 @@ def _from_tuple(parts: tuple[Any, ...], tokenizer: StandInTokenizer) -> Rollout:
         if record is None:
             raise Unreadable("none of the returned parts has tokens or texts")
         return read(record, tokenizer)
+    wanted = [(i, r) for i, r in wanted if not _echoes(r, prompts, tokenizer.pad_token_id)] or wanted
     ids = [(i, r) for i, r in wanted if not _textual(parts[i])] or wanted
     at, rows = ids[0]
     got = Rollout(rows, texts=_textual(parts[at]), where=f"part {at + 1} of the result")

@@ -233,10 +233,10 @@ class GeneratingTarget:
         stage = Stage(scene, self.style)
         self.last = stage
         if not self.single:
-            return rollouts.read(self.raw(stage, 0), stage.tokenizer)
+            return rollouts.read(self.raw(stage, 0), stage.tokenizer, stage.ids)
         parts: list[Rollout] = []
         for i in range(len(scene.prompts)):
-            parts.append(rollouts.read(self.raw(stage, i), stage.tokenizer))
+            parts.append(rollouts.read(self.raw(stage, i), stage.tokenizer, stage.ids[i : i + 1]))
         return rollouts.joined(parts)
 
     def raw(self, stage: Stage, i: int) -> Any:

@@ -725,7 +725,7 @@ def _documented_tags(subject: Subject, markers: Markers, prompt: bool) -> Iterat
             shown += texts[:1] if texts else []
         if len(shown) == 2 and pair.close in shown[0].text and pair.close not in shown[1].text:
             says = (
-                f"the reward needs {pair.open!r} and {pair.close!r}, and where they are special tokens of the tokenizer "
+                f"the reward needs {pair.open!r} and {pair.close!r}, and as special tokens of a tokenizer "
                 f"they are skipped: {quote(pair.open + '42' + pair.close)} gives {quote(shown[1].value)}"
             )
             yield violates("decode.special", "do the markers survive the decoding?", says, _STRIP)
@@ -735,7 +735,7 @@ def _documented_tags(subject: Subject, markers: Markers, prompt: bool) -> Iterat
 def _special(
     subject: Subject, markers: Markers, prompt: bool, got: Sequence[tuple[_Row, Text]], contract: Contract
 ) -> Iterator[Check]:
-    """With a tokenizer for which the markers are special tokens: are they gone before they are looked for?"""
+    """With a tokenizer for which markers are special tokens: are they gone before they are looked for?"""
     if contract.keeps_tags:
         found = list(_documented_tags(subject, markers, prompt))
         if found:

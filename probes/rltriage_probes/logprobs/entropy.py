@@ -255,8 +255,7 @@ def _but_for_the_end(
     if found is None or found.pitfalls:
         return None
     for s in seen:
-        want = reference(s, found.options, found.knobs).value
-        for check in logprobs.tail("entropy.every-position", s, want, _inside(s), logprobs.TAIL):
+        for check in logprobs.tail("entropy.every-position", s, reference, found.options, found.knobs, logprobs.TAIL):
             return check
     return None
 
@@ -268,13 +267,12 @@ def _inside(s: Seen) -> torch.Tensor:
 def _every_position(subject: Subject, found: solver.Solution) -> Iterator[Check]:
     case = logprobs.long_case(subject)
     try:
-        s = _observed(subject, case)
+        s = probing.repeatable(_observed, subject, case)
     except CallFailed:
         return
     if s.value.dim() != 2 or s.value.shape != case.inputs["token_ids"].shape:
         return
-    want = reference(s, found.options, found.knobs).value
-    yield from logprobs.tail("entropy.every-position", s, want, _inside(s), logprobs.TAIL)
+    yield from logprobs.tail("entropy.every-position", s, reference, found.options, found.knobs, logprobs.TAIL)
 
 
 def _without_gradient(subject: Subject, asks: str, probe: str) -> Iterator[Check]:

@@ -514,49 +514,61 @@ def long_case(subject: Subject) -> Case:
     return logits_case("long rows", scale=2.0, width=max([*pieces, 16]) + 3)
 
 
-def tail(probe: str, s: Seen, want: Tensor, inside: Tensor, pitfall: Pitfall) -> Iterator[Check]:
-    """Positions `inside` at which a result that is right elsewhere holds one and the same filler."""
+def tail(
+    probe: str, s: Seen, formula: solver.Reference, options: Options, knobs: Knobs, pitfall: Pitfall
+) -> Iterator[Check]:
+    """Positions at which a result that is right elsewhere holds one and the same filler."""
     asks = "is every position computed, those at the end too?"
-    found = tolerance.gap("value", s.case, s.value[inside], want[inside], s.dtype)
-    if found is None:
+    want = formula(s, options, knobs).value.detach()
+    inside = torch.ones_like(want, dtype=torch.bool) if s.where is None else s.where
+    off = inside & ((s.value - want).abs() > tolerance.allowed(want, s.dtype))
+    if not off.any():
         yield probing.holds(probe, asks, "every position is computed")
         return
-    off = inside & ((s.value - want).abs() > tolerance.allowed(want, s.dtype))
     wrong = s.value[off]
-    if not off.any() or bool(off.all()) or bool((wrong != wrong[0]).any()):
+    if bool(off[inside].all()) or bool((wrong != wrong[0]).any()):
         return
     says = f"{int(off.sum())} of {int(inside.sum())} positions hold {float(wrong[0]):.4g} instead of their own value"
-    yield probing.violation(probe, asks, says, pitfall, gap=found)
+    gap = probing.distance([s], formula, dict(options), dict(knobs))
+    yield probing.violation(probe, asks, says, pitfall, gap=gap)
 
 
 def _every_position(subject: Subject, best: Solution) -> Iterator[Check]:
     """The columns at the ends too, which the search leaves open as long as it doesn't know the alignment."""
-    names = subject.bound.names
-    if best.options["align"] not in ("aligned", "inside") or "cu_seqlens" in names:
+    if best.options["align"] not in ("aligned", "inside") or "cu_seqlens" in subject.bound.names:
         return
+    observe = _observed_whole if best.options["align"] == "aligned" else _observed_value
     for case in (example({}), long_case(subject)):
         try:
-            s = _observed(subject, case)
+            s = probing.repeatable(observe, subject, case)
         except CallFailed:
             return
-        if s.value.dim() != 2 or s.where is None:
+        if s.value.dim() != 2 or s.where is None or s.where.shape != s.value.shape:
             return
-        ids = case.inputs["token_ids"]
-        inside = s.where.clone()
-        if best.options["align"] == "aligned":
-            inside = torch.ones_like(ids, dtype=torch.bool)
-            for word in ("attention_mask", "completion_mask"):
-                inside &= (case.inputs[word] > 0) | (word not in names)
-            if "lengths" in names:
-                inside &= case.inputs["attention_mask"] > 0
-            if "labels" in names:
-                inside &= case.inputs["labels"] != -100
-        if inside.shape != s.value.shape:
-            return
-        checks = list(tail("logprobs.every-position", s, reference(s, best.options, best.knobs).value, inside, TAIL))
+        checks = list(tail("logprobs.every-position", s, reference, best.options, best.knobs, TAIL))
         if case.name == "long rows" or any(isinstance(c.outcome, Violates) for c in checks):
             yield from checks
             return
+
+
+def _observed_value(subject: Subject, case: Case) -> Seen:
+    s = _observed(subject, case)
+    s.grads = {}
+    return s
+
+
+def _observed_whole(subject: Subject, case: Case) -> Seen:
+    """The same with every column that no mask leaves out."""
+    s, names = _observed_value(subject, case), subject.bound.names
+    inside = torch.ones_like(case.inputs["token_ids"], dtype=torch.bool)
+    for word in ("attention_mask", "completion_mask"):
+        inside &= (case.inputs[word] > 0) | (word not in names)
+    if "lengths" in names:
+        inside &= case.inputs["attention_mask"] > 0
+    if "labels" in names:
+        inside &= case.inputs["labels"] != -100
+    s.where = inside
+    return s
 
 
 def unchanged(subject: Subject, s: Seen, role: str) -> Iterator[Check]:

@@ -165,7 +165,7 @@ _NUMBER_IN_PLACE = prose(
 
 
 def _promised_number(exam: Exam) -> str | None:
-    """A sentence with one whole number, where the docstring says that the number of a text comes out, and it doesn't."""
+    """A sentence with a number that does not come out, though the docstring says that the number of a text does."""
     said = next((s for s in sentences(exam.doc) if _ANY_NUMBER.search(s)), None)
     if said is None or _NUMBER_IN_PLACE.search(exam.doc):
         return None

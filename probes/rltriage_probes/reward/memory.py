@@ -83,8 +83,8 @@ def first_in_batch(exam: Exam) -> str:
         return ""
     text = win.format.write(str(first))
     return (
-        f"completions for one prompt earn in one batch what the first of them does: {quote(text)} in front, and the wrong "
-        f"answers behind it earn {a[-1]:g}, too; with a wrong one in front, right ones behind it earn {b[-1]:g}"
+        f"completions for one prompt earn what the first of them in a batch does: behind {quote(text)} the wrong "
+        f"answers earn {a[-1]:g}, too; with a wrong one in front, right ones behind it earn {b[-1]:g}"
     )
 
 

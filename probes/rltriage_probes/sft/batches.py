@@ -102,8 +102,7 @@ def read(result: Any, given_ids: Sequence[Sequence[int]] | None, source: str = "
     offsets = plain(entries.get("offsets"))
     if isinstance(offsets, list) and depth(offsets) == 1:
         batch.offsets = [int(x) for x in offsets]
-    if kind == "labels" and "weights" in entries:
-        marks = _weighted(marks, _matrix(entries["weights"]))
+    marks = _weighted(marks, _matrix(entries.get("weights"))) if kind == "labels" else marks
     shifted = kind == "labels" and _one_early(ids, marks)
     batch.shifted = shifted
     for i, (row, mark) in enumerate(zip(ids, marks, strict=True)):
@@ -123,17 +122,23 @@ def read(result: Any, given_ids: Sequence[Sequence[int]] | None, source: str = "
                 segments=None if segments is None else segments[i],
             )
         )  # fmt: skip
-    if shifted:  # the last label of x[:-1], y[1:] names a token that is not among the ids
-        for row, mark in zip(batch.rows, marks, strict=True):
-            if mark and mark[-1] != IGNORE and len(mark) == len(row.ids):
-                row.ids.append(int(mark[-1]))
-                row.trained.append(True)
-                for beside in (row.attention, row.segments):
-                    if beside:
-                        beside.append(beside[-1])
-                if row.positions:
-                    row.positions.append(row.positions[-1] + 1)
+    if shifted:
+        _close(batch, marks)
     return batch
+
+
+def _close(batch: Batch, marks: Sequence[Sequence[int]]) -> None:
+    """Add the last label of x[:-1], y[1:], which names a token that is not among the ids."""
+    for row, mark in zip(batch.rows, marks, strict=True):
+        if not mark or mark[-1] == IGNORE or len(mark) != len(row.ids):
+            continue
+        row.ids.append(int(mark[-1]))
+        row.trained.append(True)
+        for beside in (row.attention, row.segments):
+            if beside:
+                beside.append(beside[-1])
+        if row.positions:
+            row.positions.append(row.positions[-1] + 1)
 
 
 def _weighted(labels: list[list[int]], weights: list[list[int]] | None) -> list[list[int]]:

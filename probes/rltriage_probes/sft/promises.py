@@ -50,14 +50,22 @@ SAMPLED: Patterns = (
     r"to (generate|sample|continue)",
     r"generation prompts?",
     r"prompt (ids|tokens)|(ids|tokens) of (the|a) prompt",
-    r"(reply|answer|response|turn|completion|generation|sampling|model) (then |will |can |to )?"
-    r"(starts?|begins?|follows|continues?|goes on|comes next|takes over)",
-    r"(model|policy|engine|sampler) (is |then |will |can |to )?(sees?|answers?|repl(y|ies)|responds?|writes?|speaks?) (next|from|behind|there)",
+    (
+        r"(reply|answer|response|(next|assistant|assistant's) turn|completion|generation|sampling|model) "
+        r"(then |will |can |to )?"
+        r"(starts?|begins?|follows|continues?|goes on|comes next|takes over)"
+    ),
+    (
+        r"(model|policy|engine|sampler) (then |will |can |to )?(sees?|answers?|repl(y|ies)|responds?|writes?|speaks?)"
+        r" (next|from|behind|there)"
+    ),
 )
 TRAINED: Patterns = (
     # a prompt may be said to be as the model was trained
-    r"(?<!was )(?<!were )(?<!been )(?<!as in )(?<!during )(?<!at )(?<!pre-)(?<!post-)"
-    r"\btrain(s|ed|ing|er)?\b(?! (that|this|the same) way)",
+    (
+        r"(?<!was )(?<!were )(?<!been )(?<!as in )(?<!during )(?<!pre-)(?<!post-)\btrain(s|ed|ing|er)?\b"
+        r"(?! (that|this|the same) way)"
+    ),
     r"\bscor(e|es|ed|ing)\b",
     r"forward pass",
     r"log-?prob",
@@ -68,8 +76,10 @@ TRAINED: Patterns = (
 DROPS_REASONING: Patterns = (
     r"(drop|strip|remov|discard|without|hide)\w*[^.;]{0,40}(reason|think|thought)",
     r"(reason|think|thought)\w*[^.;]{0,60}(drop|strip|remov|discard|left out)",
-    r"(earlier|old|older|previous|past|prior|history)[^.;]{0,60}\b(only|just|nothing but)\b[^.;]{0,40}"
-    r"(answer|follow|after|behind|visible|final|reply|replies)",
+    (
+        r"(earlier|old|older|previous|past|prior|history)[^.;]{0,60}\b(only|just|nothing but)\b[^.;]{0,40}"
+        r"(answer|follow|after|behind|visible|final|reply|replies)"
+    ),
     r"\b(only|just|nothing but)\b[^.;]{0,30}(follow\w*|after|behind)[^.;]{0,20}(think|reason|</)",
     r"\b(no|never|not)\b( \w+){0,3} (reasoning|thoughts?|thinking)",
 )
