@@ -24,6 +24,7 @@ from rltriage.errors import TriageError
 
 if TYPE_CHECKING:
     from rltriage.manifest import Manifest, ManifestError
+    from rltriage.render import Line
     from rltriage.report import Report
     from rltriage.worker import WorkerPool
 
@@ -285,6 +286,13 @@ async def _examine(args: argparse.Namespace) -> int:
     return OK if diagnosis.healthy else COULD_NOT_RUN
 
 
+def _failure_line(kind: str, name: str) -> Line:
+    from rltriage.render import Line
+
+    mark = "?" if kind == "wrong stranger" else "!!"
+    return Line(f"{mark} {kind}: {name}", mark)
+
+
 async def _measure_itself(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
@@ -323,11 +331,12 @@ async def _measure_itself(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps({"roles": [asdict(r) for r in rows], "failed": failures}) + "\n")
     else:
         text = [render.Line(row, "head" if i == 0 else "") for i, row in enumerate(selftest.lines(rows))]
-        text += [render.Line(f"!! {v.specimen.kind}: {v.specimen.name}", "!!") for v in failed]
+        text += [_failure_line(v.specimen.kind, v.specimen.name) for v in failed]
         render.write(text, sys.stdout)
     if not any(v.ran for v in verdicts):
         return COULD_NOT_RUN
-    return FINDINGS if failed else OK
+    # a stranger that is missed is a figure; a page's own bug, or an accused right function, is a fault
+    return FINDINGS if any(v.specimen.kind != "wrong stranger" for v in failed) else OK
 
 
 async def _verify_all(args: argparse.Namespace) -> int:
